@@ -13,11 +13,11 @@ Proofs about polynomials are in polynomial_proofs.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
-from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
+from ekiden.arith.poly import CONSTANT_MONOMIAL, Monomial, Poly, PolyKey
 from ekiden.arith.polynomial_proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
 from ekiden.arith.rewrite_rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker
@@ -256,12 +256,13 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
     def _recombine_divmod(self, p: Poly) -> Poly:
         """Recombine quotient and remainder terms.
 
-        (x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x for
-        a multiple x of c
+        (x // c) * c + x % c -> x;  (x // c + t) % d * c + x % c -> (x + t * c) % (c * d);
+        (x // c) * c -> x for a multiple x of c
         """
-        # Both by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
-        # second joins two digits of x in mixed radix to one: what fusing two loops and splitting
-        # them again leaves. A remainder is replaced by atoms that came before it, so this ends.
+        # All by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
+        # second joins two digits in mixed radix to one: what fusing two loops and splitting them
+        # again leaves, of x = chunk * 8192 + i with t = chunk * 64, a multiple of c having been
+        # taken out of both. Each time there is a remainder less, so this ends.
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -280,9 +281,11 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
                 return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), scale))
             above = None if quotient is None else self._next_floormod_term(p, quotient, scale, atom)
             if above is not None:
-                remainder = {m: c for m, c in p.items() if m not in (monomial, (above,))}
-                size = poly.constant_poly(atom.divisor * self._atoms[above].divisor)
-                joined = self._canonicalize_modulo(dict(atom.numerator), size, atom.expr.dtype)
+                number, rest = above
+                remainder = {m: c for m, c in p.items() if m not in (monomial, (number,))}
+                size = poly.constant_poly(atom.divisor * self._atoms[number].divisor)
+                together = poly.add(dict(atom.numerator), rest, atom.divisor)
+                joined = self._canonicalize_modulo(together, size, atom.expr.dtype)
                 return self._recombine_divmod(poly.add(remainder, joined, scale))
         return self._recombine_symbolic(p) if self._has_symbolic_remainders else p
 
@@ -305,21 +308,27 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
             else:
                 return not p
 
-    def _next_floormod_term(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
-        """Return the floormod term of p that is `quotient % d`, the next mixed-radix digit above
-        `atom`.
+    def _next_floormod_term(
+        self, p: Poly, quotient: int, scale: int, atom: Atom
+    ) -> tuple[int, Poly] | None:
+        """Return the floormod term of p that is `(quotient + t) % d`, the next mixed-radix digit
+        above `atom`, with t.
         """
-        numerator = poly.poly_key({(quotient,): 1})
         for monomial, coefficient in p.items():
             if len(monomial) != 1 or coefficient != scale * atom.divisor:
                 continue
             above = self._atoms[monomial[0]]
-            if isinstance(above.expr, FloorMod) and above.numerator == numerator:
-                return monomial[0]
+            if above.numerator is None or not isinstance(above.expr, FloorMod):
+                continue
+            rest = dict(above.numerator)
+            if rest.pop((quotient,), 0) == 1:
+                return monomial[0], rest
         return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
-        """Recombine (x // d) * d * y + x % d * y to x * y for a symbolic divisor d."""
+        """Recombine, for a symbolic divisor d, (x // d) * d * y + x % d * y to x * y, and
+        (x // d + t) % n * d * y + x % d * y to (x + t * d) % (n * d) * y.
+        """
         # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
         # other monomial y. Only analyzers that have met such a remainder come here
         # (_has_symbolic_remainders).
@@ -340,7 +349,49 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
                     remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
                     joined = poly.multiply(dict(numerator), {tuple(cofactors): scale})
                     return self._recombine_divmod(poly.add(remainder, joined))
+                above = self._next_symbolic_digit(p, quotient, cofactors, divisor, scale * factor)
+                if above is None:
+                    continue
+                partner, rest, size = above
+                divided_by = {divisor: factor}
+                together = poly.add(dict(numerator), poly.multiply(rest, divided_by))
+                size = poly.multiply(size, divided_by)
+                remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
+                digits = self._canonicalize_modulo(together, size, self._atoms[number].expr.dtype)
+                joined = poly.multiply(digits, {tuple(cofactors): scale})
+                return self._recombine_divmod(poly.add(remainder, joined))
         return p
+
+    def _next_symbolic_digit(
+        self, p: Poly, quotient: int, cofactors: Sequence[int], divisor: Monomial, scale: int
+    ) -> tuple[Monomial, Poly, Poly] | None:
+        """Return the term of p that is `(quotient + t) % n` times a divisor and cofactors, with t
+        and n, for n above 0.
+        """
+        factors = sorted((*cofactors, *divisor))
+        for monomial, coefficient in p.items():
+            if coefficient != scale or len(monomial) != len(factors) + 1:
+                continue
+            for number in monomial:
+                atom = self._atoms[number]
+                others = list(monomial)
+                others.remove(number)
+                digit = self._remainder_parts(atom)
+                if digit is None or others != factors:
+                    continue
+                rest, size = digit
+                if rest.pop((quotient,), 0) == 1 and self._bound(size)[0] >= 0:
+                    return monomial, rest, size
+        return None
+
+    def _remainder_parts(self, atom: Atom) -> tuple[Poly, Poly] | None:
+        """Return dividend and divisor of an atom that is a remainder, or None."""
+        if atom.symbolic_remainder is not None:
+            numerator, size = atom.symbolic_remainder
+            return dict(numerator), dict(size)
+        if atom.numerator is not None and isinstance(atom.expr, FloorMod):
+            return dict(atom.numerator), poly.constant_poly(atom.divisor)
+        return None
 
     def _canonicalize_div(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Div)

@@ -204,8 +204,11 @@ def substitute(
     expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None
 ) -> PrimExpr:
     """Substitute variables, with constant folding only."""
-    if not values:
+    # Most expressions of a program have none of the variables; their leaves are cached.
+    if not values or values.keys().isdisjoint(expr_leaves(expr)):
         return expr
+    if isinstance(expr, Var):
+        return values[expr]
     return rewrite(expr, lambda e: values.get(e, e) if isinstance(e, Var) else e, memo)
 
 

@@ -13,7 +13,7 @@ from typing import TypeGuard
 from ekiden.ir.fresh_stack import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
+from ekiden.ir.prim_visitor import children, expr_leaves, post_order, rebuild, rewrite
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -375,9 +375,21 @@ class ExprRewriter(StmtMutator):
 
 def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
     """Return the statement with variables substituted."""
-    if not values:
-        return stmt
-    return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
+    return _VarSubstituter(values).visit(stmt) if values else stmt
+
+
+class _VarSubstituter(ExprRewriter):
+    """A rewriter of variables; expressions without any of them are not entered."""
+
+    def __init__(self, values: Mapping[Var, PrimExpr]) -> None:
+        super().__init__(lambda e: values.get(e, e) if isinstance(e, Var) else e)
+        self._values = values
+
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+        """Rewrite the expression if it has one of the variables."""
+        if self._values.keys().isdisjoint(expr_leaves(expr)):
+            return expr
+        return super().rewrite_expr(expr)
 
 
 class _DefinitionRenamer(ExprRewriter):

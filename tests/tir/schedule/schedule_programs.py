@@ -210,6 +210,30 @@ class _Writer:
         )
         return None
 
+    def bordered(self) -> None:
+        """A convolution along one axis whose terms in the border are left out."""
+        a = self.some(2)
+        taps = self.input((3,))
+        t, w = a.tensor, taps.tensor
+        k, n = te.reduce_axis((0, 3), "k"), t.shape[1]
+
+        def reference(env: Values) -> Array:
+            x, y = np.pad(a.reference(env), ((0, 0), (1, 1))), taps.reference(env)
+            return sum(x[:, m : m + a.size[1]] * y[m] for m in range(3))  # type: ignore[return-value]
+
+        self.emit(
+            a.size,
+            lambda i, j: te.sum(
+                if_then_else(
+                    logical_and(j + k >= 1, j + k < n + 1),
+                    t[i, j + k - 1] * w[k],
+                    const(0.0, "float32"),
+                ),
+                k,
+            ),
+            reference,
+        )
+
     def outer(self) -> None:
         a = self.some(1)
         b = self.input((self.source.choice(self.dims[1:]),))
@@ -240,6 +264,7 @@ STAGES = (
     "window",
     "window",
     "pad",
+    "bordered",
     "outer",
 )
 
@@ -288,6 +313,10 @@ class Steps:
             factors = [self.source.randint(1, 4), None]
         tail = "loop" if kind == 2 else "predicate"
         self.sch.split(self.loop(), factors, tail=tail)
+
+    def partition_by_conditions(self) -> None:
+        block = self.block()
+        self.sch.partition_by_conditions(block, self.loop(block))
 
     def fuse(self) -> None:
         loops = self.sch.get_loops(self.block())
@@ -449,6 +478,7 @@ WEIGHTS = {
     "blockize": 2,
     "vectorize": 3,
     "parallel": 3,
+    "partition_by_conditions": 3,
 }
 
 

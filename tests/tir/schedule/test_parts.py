@@ -114,6 +114,15 @@ def test_reduction_loop_does_not_run_in_parallel() -> None:
         sch.parallel(loops[0])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tail", ["short", "balanced"])
+def test_sums_begin_before_a_loop_that_counts_parts(tail: str) -> None:
+    """The init has a loop over parts of its own, whose range depends on its own counter."""
+    sch = Schedule(product())
+    t, _ = sch.split(sch.get_loops("c")[0], [None, 3], tail=tail)
+    sch.decompose_reduction("c", t)
+    check(sch)
+
+
 def test_sums_in_the_memory_of_the_result() -> None:
     sch, _ = tiled()
     sch.reuse_buffer("c", 0)

@@ -802,6 +802,7 @@ def test_every_step_has_a_text() -> None:
         "enter_postproc",
         "loop_partition",
         "merge",
+        "partition_by_conditions",
         "rolling_buffer",
         "rolling_update",
         "set_axis_separator",

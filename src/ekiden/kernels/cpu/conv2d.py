@@ -689,7 +689,7 @@ FAMILY = Family(
     default_decision=default_decision,
     build_unscheduled=build_conv,
     unscheduled_reason=(
-        "border pixels skip taps; no primitive splits a nest by which of its terms exist"
+        "border pixels skip taps; register tiles of matrix products take no conditions of terms"
     ),
     default_panel_width=choose_panel_width,
     panel_width_knob=panel_width_knob,

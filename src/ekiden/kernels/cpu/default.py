@@ -474,8 +474,7 @@ FAMILY = Family(
     name="default",
     accepts=lambda anchor, target: True,
     unscheduled_reason=(
-        "the stages of a row share its loops; indices of axes that were fused and split "
-        "do not simplify"
+        "the stages of a row share its loops; registers are transposed, for which no step exists"
     ),
     build_unscheduled=lambda inputs, outputs, target, name, _: schedule_default(
         inputs, outputs, target, name

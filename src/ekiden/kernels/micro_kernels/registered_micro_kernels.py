@@ -13,6 +13,7 @@ from __future__ import annotations
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.kernels.micro_kernels.depthwise_tiles import emit_depthwise_tile
 from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
 from ekiden.kernels.micro_kernels.matrix_tiles import MatrixOperands, MatrixTile, emit_matrix_tile
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
@@ -205,4 +206,14 @@ MATRIX_TILE_KERNEL = MicroKernel.register(
     )
 )
 
-__all__ = ["MATRIX_TILE_KERNEL", "REGISTER_TILE_KERNEL"]
+DEPTHWISE_TILE_KERNEL = MicroKernel.register(
+    MicroKernel(
+        name="depthwise_tile",
+        required_features=(),
+        defaults={"lanes": 16},
+        write=emit_depthwise_tile,
+        is_elementwise=True,
+    )
+)
+
+__all__ = ["DEPTHWISE_TILE_KERNEL", "MATRIX_TILE_KERNEL", "REGISTER_TILE_KERNEL"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr
-from ekiden.tir.schedule import loops, sampling
+from ekiden.tir.schedule import conditions, loops, sampling
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
 from ekiden.tir.schedule.merge_loops import merge
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
@@ -115,6 +115,26 @@ class LoopPrimitives(ScheduleState):
         handles = tuple(self._loop_handle(x) for x in many)
         attrs = {"preserve_unit_iters": preserve_unit_iters}
         return loop_handles(self._run_primitive("fuse", loops.fuse, handles, attrs))[0]
+
+    def partition_by_conditions(self, block: BlockLike, loop: LoopLike) -> list[BlockRV]:
+        """Partition a loop into regions in which conditions in a block always hold, and edges in
+        which they hold in some iterations; return the block of each region, in order.
+
+            for t in 4: for p in 4: y[t*4 + p] = x[t*4 + p - 1] if t*4 + p >= 1 else 0
+            -> partition_by_conditions(y, t)
+            for t in 1: for p in 4: y_edge[p] = x[p - 1] if p >= 1 else 0
+            for t in 3: for p in 4: y[t*4 + p + 4] = x[t*4 + p + 3]
+
+        Where all is decided, the conditions are left out, and the first such region keeps the names
+        of its blocks; others have the suffixes "_edge" and "_inner". Of loops of known extents each
+        edge is one iteration, and parts of a split have one size in each region. Otherwise there
+        are three regions at most, of which the middle is where linear conditions hold. Refused: no
+        condition that depends on the loop, one that is not linear, more than 32 regions.
+        """
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        step = conditions.partition_by_conditions
+        outputs = self._run_primitive("partition_by_conditions", step, handles)
+        return [handle for handle in outputs if isinstance(handle, BlockRV)]
 
     def merge(self, *many: LoopLike) -> LoopRV:
         """Merge sibling loops into one loop, and the perfect nests around them into one nest.

@@ -47,6 +47,7 @@ from ekiden.tir.visitor import (
     stmt_exprs,
     sub_statements,
 )
+from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 class RefusedError(ScheduleError):
@@ -366,7 +367,6 @@ class _LoopVarSubstituter(StmtMutator):
     ) -> None:
         self._values = dict(values)
         self._rewrite = change
-        self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Substitute variables, then apply `change`."""
@@ -379,7 +379,7 @@ class _LoopVarSubstituter(StmtMutator):
         """Return a block without these variables unchanged, as the same object; rewrite others."""
         if free_vars_of_block(stmt).isdisjoint(self._values):
             return stmt
-        return self._inside.visit_block(stmt)
+        return substitute_stmt(stmt, self._values)
 
 
 def substitute_loop_vars(

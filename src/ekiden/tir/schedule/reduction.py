@@ -42,6 +42,7 @@ from ekiden.tir.schedule.program import (
     add_allocation,
     block_reads,
     bound_analyzer,
+    determining_vars,
     loop_ranges,
     loops_between,
     refuse,
@@ -116,7 +117,9 @@ def decompose_reduction(
     # Each point is set once, then summed once.
     loop_vars = {s.loop_var for s in inner if not is_const(s.extent, 1)}
     fault = determines(
-        [v for v in realize.iter_values if not is_const(v)], loop_ranges(inner), loop_vars
+        [v for v in realize.iter_values if not is_const(v)],
+        loop_ranges(inner),
+        determining_vars(inner, loop_vars),
     )
     if fault is not None:
         refuse(
@@ -140,7 +143,12 @@ def _init_nest(
     """Return the init as a block of its own in the spatial loops, with its name."""
     block = realize.block
     assert block.init is not None
-    spatial_loops = [s for s in inner if s.loop_var in spatial_vars]
+    # The range of a loop over parts depends on the loop that counts them, which no iterator uses.
+    needed = set(spatial_vars)
+    for loop in reversed(inner):
+        if loop.loop_var in needed:
+            needed.update(free_vars(loop.min, loop.extent))
+    spatial_loops = [s for s in inner if s.loop_var in needed]
     renamed: dict[Var, PrimExpr] = {
         s.loop_var: Var(f"{s.loop_var.name}_init", s.loop_var.dtype) for s in spatial_loops
     }
@@ -163,7 +171,8 @@ def _init_nest(
         # A vector of sums begins as a vector; other kinds are decided for the sum alone.
         kind = loop.kind if loop.kind in (ForKind.VECTORIZED, ForKind.UNROLLED) else ForKind.SERIAL
         notes = None if kind is ForKind.SERIAL else loop.annotations
-        nest = For(_as_var(renamed[loop.loop_var]), loop.min, loop.extent, kind, nest, notes)
+        low, extent = substitute(loop.min, renamed), substitute(loop.extent, renamed)
+        nest = For(_as_var(renamed[loop.loop_var]), low, extent, kind, nest, notes)
     return init_name, nest
 
 

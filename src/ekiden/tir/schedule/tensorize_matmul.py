@@ -24,14 +24,18 @@ from dataclasses import replace
 from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import BufferLoad, broadcast
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast
 from ekiden.tir.reduction import match_update
-from ekiden.tir.schedule.block_kinds import REDUCTION, reduce_loops, require_kind
+from ekiden.tir.schedule.block_kinds import REDUCTION, classify_block, reduce_loops, require_kind
+from ekiden.tir.schedule.linear_conditions import match_term_if
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
+    accesses_of_buffer,
     block_writes,
+    bound_analyzer,
     refuse,
     remove_allocation,
+    unit_loop_values,
 )
 from ekiden.tir.schedule.tensorize_gather import match_gather
 from ekiden.tir.schedule.tensorize_tile import (
@@ -45,6 +49,7 @@ from ekiden.tir.schedule.tensorize_tile import (
     substituted_store,
     tile_sizes,
 )
+from ekiden.tir.schedule.tile_conditions import bounds_of_sum_loops
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.tensor_intrin.micro import (
     MatmulTileNest,
@@ -86,13 +91,48 @@ def tensorize_tile(
     (sums,) = block_writes(nest.sum.block)
     users = [*program.writers(sums), *program.readers(sums)]
     if nest.epilogue is not None and sums not in block_writes(nest.epilogue.block):
-        if any(x not in nest.blocks for x in users):
+        others = [x for x in users if x not in nest.blocks]
+        if not all(_uses_sums_of_its_own(program, sums, x) for x in others):
             refuse(f"{TENSORIZE_PRIMITIVE}: {sums.name!r} is used by other blocks too", rows_loop)
-        if not program.is_param(sums) and not _outer_reduction_loops(program, nest):
+        if not others and not program.is_param(sums) and not _outer_reduction_loops(program, nest):
             # The sums now live in registers only; their buffer has no other reader.
             func = remove_allocation(func, sums)
     has_blocks = any(isinstance(s, BlockRealize) for s in statements_outside(func.body, tiles))
-    return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
+    func = func.with_attr("tir.tiled", 1)
+    # Of several tiles the last one leaves no block.
+    return (
+        func.with_attr("tir.has_blocks", 1) if has_blocks else func.without_attr("tir.has_blocks")
+    )
+
+
+# The sums of a tile stay in registers. Blocks of other regions of a loop use the same buffer: that
+# is no matter where what they read of it was written right before, in the same step of their loops.
+def _uses_sums_of_its_own(program: ScheduleProgram, sums: Buffer, user: BlockRealize) -> bool:
+    """Return whether a block is a sum with an init, or reads the element that the sum right before
+    it, in the same loops, has written.
+    """
+    if sums in block_writes(user.block):
+        return classify_block(user.block).kind == REDUCTION
+    around = program.parent_of(user)
+    order = around.seq if isinstance(around, SeqStmt) else ()
+    position = next((n for n, s in enumerate(order) if s is user), 0)
+    before: Stmt | None = order[position - 1] if position else None
+    loops = []
+    while isinstance(before, For):
+        loops.append(before)
+        before = before.body
+    if not isinstance(before, BlockRealize) or sums not in block_writes(before.block):
+        return False
+    if classify_block(before.block).kind != REDUCTION or reduce_loops(before, loops) != loops:
+        return False
+    above = program.loops_above(user)
+    analyzer, single = bound_analyzer(above), unit_loop_values(above)
+    written = [substitute(i, single) for i in substituted_store(before).indices]
+    return all(
+        analyzer.can_prove_equal(substitute(x, single), y)
+        for access in accesses_of_buffer(user, sums)
+        for x, y in zip(access.indices, written, strict=True)
+    )
 
 
 def _match_tile(rows: For) -> _MatmulTile:
@@ -166,6 +206,11 @@ class MatmulTileBuilder(TileBuilder):
     ) -> None:
         super().__init__(program, nest, kernel, options)
         self.tile_origin: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
+        self.conditions: list[PrimExpr] = []
+        if kernel.is_elementwise:
+            self.tile_origin[self.column] = const(0)
+            if nest.gather is not None:
+                refuse(f"{TENSORIZE_PRIMITIVE}: {kernel.name!r} looks no element up", nest.gather)
         for sum_loop in (*nest.loops, *nest.gather_loops):
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
         self.a, self.b = self.match_factors(substituted_store(nest.sum), nest.sum)
@@ -183,6 +228,8 @@ class MatmulTileBuilder(TileBuilder):
         init = realize.block.init
         starts = isinstance(init, BufferStore) and is_const(init.value, 0)
         value = None if update is None else update[1]
+        if value is not None and self.kernel.is_elementwise:
+            self.conditions, value = match_term_if(value)
         if not starts or not isinstance(value, Mul):
             refuse(
                 f"{TENSORIZE_PRIMITIVE}: block {realize.block.name!r} is no sum of products",
@@ -193,14 +240,21 @@ class MatmulTileBuilder(TileBuilder):
         if len(factors) < 2:
             refuse(f"{TENSORIZE_PRIMITIVE}: {value!r} is no product of elements", realize)
         x, y = factors
-        if self.column in free_vars(x.index) or self.row in free_vars(y.index):
+        if self._moves_both(x, y):
             x, y = y, x
-        if self.column in free_vars(x.index) or self.row in free_vars(y.index):
+        if self._moves_both(x, y):
             refuse(
                 f"{TENSORIZE_PRIMITIVE}: both factors of {value!r} move with rows or columns",
                 realize,
             )
         return x, y
+
+    def _moves_both(self, x: _Factor, y: _Factor) -> bool:
+        """Return whether the second factor moves with the rows, or the first one with the columns
+        in a product of matrices.
+        """
+        moves_columns = not self.kernel.is_elementwise and self.column in free_vars(x.index)
+        return moves_columns or self.row in free_vars(y.index)
 
     def load_partial_sums(self, row: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
         """Return a vector of stored partial sums."""
@@ -288,10 +342,26 @@ class MatmulTileBuilder(TileBuilder):
 
     def common_tile(self, a: PrimExpr, b: PrimExpr) -> MatmulTileNest:
         """Return what tiles of all sizes have in common, as a MatmulTileNest of no size."""
-        loops = tuple(
-            SumLoop(s.extent, self.stride_along(a, s.loop_var), self.stride_along(b, s.loop_var))
-            for s in self.nest.loops
+        bounds = bounds_of_sum_loops(
+            self.conditions, self.first, self.row, self.nest.rows, self.nest.loops, self.analyzer
         )
+        loops = tuple(
+            SumLoop(
+                extent,
+                self.stride_along(a, s.loop_var),
+                self.stride_along(b, s.loop_var),
+                begin,
+                rows,
+            )
+            for s, (begin, extent, rows) in zip(self.nest.loops, bounds, strict=True)
+        )
+        a_column = self.stride_along(a, self.column)
+        if not isinstance(a_column, IntImm):
+            refuse(
+                f"{TENSORIZE_PRIMITIVE}: columns of {self.a.load.buffer.name!r} do not lie in "
+                "order",
+                self.nest.sum,
+            )
         column = self.stride_along(b, self.column)
         if not isinstance(column, IntImm):
             refuse(
@@ -301,7 +371,10 @@ class MatmulTileBuilder(TileBuilder):
             )
         base = self.analyzer.simplify(substitute(b, {**self.tile_origin, self.column: const(0)}))
         gather = None if self.nest.gather is None else match_gather(self, self.nest.gather)
-        number, following = self.panel_position(base)
+        # Products by elements have no panel that several tiles read.
+        number, following = (
+            (None, const(0)) if self.kernel.is_elementwise else self.panel_position(base)
+        )
         finish = self.epilogue_store()
         return MatmulTileNest(
             dtype=self.sums.dtype,
@@ -321,6 +394,7 @@ class MatmulTileBuilder(TileBuilder):
             facts=dict(self.nest.sum.block.annotations or {}),
             panel_position=number,
             next_panel_offset=following,
+            a_columns=a_column.value,
         )
 
     def readable_columns(self) -> int:

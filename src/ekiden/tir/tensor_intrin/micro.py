@@ -15,7 +15,7 @@ from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar
 
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
@@ -30,11 +30,15 @@ LoadVector = Callable[[PrimExpr, PrimExpr, int], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class SumLoop:
-    """A reduction loop of a tile: its extent and its strides in both factors (elements)."""
+    """A reduction loop of a tile: its extent, its strides in both factors (elements), its first
+    iteration, and the rows that have a term in each iteration, where these are not all.
+    """
 
     extent: PrimExpr
     a_stride: PrimExpr
     b_stride: PrimExpr
+    begin: PrimExpr = field(default_factory=lambda: const(0))
+    rows: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class PartialSums:
 @dataclass(frozen=True, slots=True)
 class MatmulTileNest:
     """A tile of a matrix product: d[i, j] over `rows` x `columns`, with one factor invariant in j
-    and one invariant in i.
+    and one invariant in i; or a tile of products by elements, of which one is invariant in i.
 
     dtype: of the sums. a, a_rows: the first factor, and the offset of each row. b, b_base,
     b_columns: the second factor, its offset, and the stride of a column; b_width: the columns
@@ -81,7 +85,8 @@ class MatmulTileNest:
     tile's index among those with the same b, if there are several; following: the offset of the
     next b from this one. row_loop: the actual number of rows, at most `rows`, for a kernel that
     accepts any;
-    a_stride: the distance of rows of the first factor.
+    a_stride: the distance of rows of the first factor. a_columns: the stride of a column in the
+    first factor, 0 for products of matrices.
     """
 
     dtype: str
@@ -103,6 +108,7 @@ class MatmulTileNest:
     facts: Mapping[str, object] = field(default_factory=dict)
     row_loop: PrimExpr | None = None
     a_stride: PrimExpr | None = None
+    a_columns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,8 @@ _KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
     """A table entry: name, required processor features, options with defaults, the writer of a
-    tile, and whether that accepts any number of rows (else it writes one variant per row count).
+    tile, and whether that accepts any number of rows (else it writes one variant per row count),
+    and whether it is for products by elements, of which some may be left out by conditions.
 
     A kernel of another sum than products of elements has a description, the program of one result
     (row and column), and `write_described` in place of `write`.
@@ -161,6 +168,7 @@ class MicroKernel:
     defaults: Options
     write: Callable[[MatmulTileNest, Options], Stmt] | None = None
     accepts_any_rows: bool = False
+    is_elementwise: bool = False
     describe: Callable[[Options], PrimFunc] | None = None
     write_described: Callable[[DescribedTile, Options], Stmt] | None = None
 

@@ -1,0 +1,137 @@
+"""Depthwise tile: the micro-kernel of sums of products by elements.
+
+A tile is `rows` x `vectors` accumulators kept in registers while the taps run; each step loads the
+vectors of a row of weights, and per tile row the vectors of data that it multiplies:
+
+    acc[i, v] = fma(a[i, k, v], b[k, v], acc[i, v])
+
+Such a kernel is memory-bound; the tile reuses each vector of weights for its rows. Rows without a
+term in a step are left out of it, so that no zero is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
+from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
+from ekiden.kernels.micro_kernels.register_tiles import RegisterTile, column_mask
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import MatmulTileNest, Options, SumLoop
+
+
+def load_vector(buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None) -> PrimExpr:
+    """Return a load of contiguous elements as float32, 0 where the mask is off."""
+    kind = dt.with_lanes("float32", lanes)
+    load = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
+    value = load if buffer.dtype == "float32" else Cast(load, kind)
+    return value if mask is None else if_then_else(mask, value, broadcast(const(0.0), lanes))
+
+
+def emit_depthwise_tile(nest: MatmulTileNest, options: Options) -> Stmt:
+    """Emit a depthwise tile for a scheduled block.
+
+    Raises:
+        ScheduleError: If columns are not adjacent in both factors, or sums are not float32.
+    """
+    if (nest.a_columns, nest.b_columns) != (1, 1) or nest.dtype != "float32":
+        raise ScheduleError(
+            "depthwise_tile: float32 sums over adjacent columns of both factors expected, got "
+            f"{nest.dtype} and columns {nest.a_columns} and {nest.b_columns} elements apart"
+        )
+    if nest.partial_sums is not None:
+        raise ScheduleError("depthwise_tile: all loops of the sum must be in the tile")
+    lanes = options["lanes"]
+    tile = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns)
+    masks = [
+        column_mask(valid, lanes) if (valid := nest.columns - v * lanes) < lanes else None
+        for v in range(tile.vectors)
+    ]
+    acc = tile.accumulator_buffer()
+    zero = broadcast(const(0.0, "float32"), lanes)
+    clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.num_vectors)]
+    stores = [
+        nest.store(const(i), const(v * lanes), acc[i * tile.vectors + v], mask)
+        for i in range(tile.rows)
+        for v, mask in enumerate(masks)
+    ]
+    return Allocate(acc, seq(*clear, _emit_sum_loops(nest, tile, acc, masks), *stores))
+
+
+def _emit_sum_loops(
+    nest: MatmulTileNest, tile: RegisterTile, acc: Buffer, masks: Sequence[PrimExpr | None]
+) -> Stmt:
+    """Emit the loops of the sums; the one whose rows are listed is unrolled."""
+    loops = [s for s in nest.loops if not _is_unit(s)]
+    variables = [Var(f"k{n}") for n in range(len(loops))]
+    listed = [n for n, s in enumerate(loops) if s.rows is not None]
+    if len(listed) > 1:
+        raise ScheduleError("depthwise_tile: conditions of rows on more than one loop of the sum")
+
+    def emit_step(values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
+        a, b = const(0), nest.b_base
+        for value, s in zip(values, loops, strict=True):
+            a, b = a + value * s.a_stride, b + value * s.b_stride
+        return _emit_tap(nest, tile, acc, masks, a, b, rows)
+
+    # The listed loop is unrolled around a copy of those inside of it for each of its iterations.
+    begin, *_ = (*listed, len(loops))
+
+    def nest_from(first: int, values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
+        body = emit_step([*values, *variables[first:]], rows)
+        for var, s in zip(reversed(variables[first:]), reversed(loops[first:]), strict=True):
+            body = For(var, s.begin, s.extent, ForKind.SERIAL, body)
+        return body
+
+    outer: Sequence[PrimExpr] = variables[:begin]
+    if not listed:
+        body = nest_from(begin, outer, range(tile.rows))
+    else:
+        per_iteration = loops[begin].rows
+        assert per_iteration is not None
+        body = seq(
+            *(
+                nest_from(begin + 1, [*outer, loops[begin].begin + k], rows)
+                for k, rows in enumerate(per_iteration)
+                if rows
+            )
+        )
+    for var, s in zip(reversed(variables[:begin]), reversed(loops[:begin]), strict=True):
+        body = For(var, s.begin, s.extent, ForKind.SERIAL, body)
+    return body
+
+
+def _is_unit(loop: SumLoop) -> bool:
+    return loop.rows is None and is_const(loop.extent, 1) and is_const(loop.begin, 0)
+
+
+def _emit_tap(
+    nest: MatmulTileNest,
+    tile: RegisterTile,
+    acc: Buffer,
+    masks: Sequence[PrimExpr | None],
+    a: PrimExpr,
+    b: PrimExpr,
+    rows: Sequence[int],
+) -> Stmt:
+    """Emit the products of some rows with a row of weights."""
+    weights = [Var(f"w{v}", tile.vector_dtype) for v in range(tile.vectors)]
+    adds: list[Stmt] = []
+    for i in rows:
+        for v, mask in enumerate(masks):
+            value = load_vector(nest.a, nest.a_rows[i] + a + v * tile.lanes, tile.lanes, mask)
+            at = i * tile.vectors + v
+            total = call_intrin("fma", value, weights[v], acc[at], dtype=acc.dtype)
+            adds.append(BufferStore(acc, total, (const(at),)))
+    loads = [
+        (weight, load_vector(nest.b, b + v * tile.lanes, tile.lanes, masks[v]))
+        for v, weight in enumerate(weights)
+    ]
+    return wrap_in_lets(loads, seq(*adds))
+
+
+__all__ = ["emit_depthwise_tile", "load_vector"]
