@@ -166,7 +166,7 @@ class _PlanBuilder(RegionConverter[_PlanValue]):
         return self.constants[-1]
 
     def convert_call(self, name: str, call: Call, inputs: Sequence[_PlanValue]) -> _PlanValue:
-        """Append a step; `_fold` fuses them later."""
+        """Append a step; `_fuse_bias_and_relu` fuses them later."""
         row = ONEDNN_OPERATORS.get(name)
         attributes = None if row is None else row.attributes(call)
         if row is None or attributes is None:

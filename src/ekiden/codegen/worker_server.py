@@ -109,8 +109,9 @@ class _ForkServer:
         return True
 
     def _fork_worker(self, tasks: int, exit_code: int, alive: int, output: int) -> None:
-        """Make a worker of these descriptors. Where none can be made the program sees them close,
-        without an exit code."""
+        """Fork a worker process that communicates through the descriptors. If it cannot be forked,
+        the program sees them close, without an exit code.
+        """
         gc.freeze()  # what has been imported is not looked through, nor copied, in each worker
         try:
             pid = os.fork()

@@ -100,7 +100,7 @@ def append_ranges(
 
 
 def _reduction_alone(tensor: te.Tensor, stored: te.Tensor, target: Target) -> PrimFunc:
-    """Return the kernel of a range of data in memory."""
+    """Return a standalone kernel that reduces a tensor in memory to its range."""
     data = te.placeholder(stored.shape, stored.dtype, "data")
     op = tensor.op
     assert isinstance(op, te.ComputeOp)

@@ -201,15 +201,15 @@ class _EncoderBuilder:
         """Return the normalised sums of the embeddings of tokens, kinds and positions."""
         config, hidden = self.config, self.config.hidden
         prefix, offset = config.prefix + "embeddings.", config.position_offset
-        tokens = self._table("word_embeddings", config.vocabulary)
-        learned = self._table("position_embeddings", config.max_positions + offset)
+        tokens = self._embedding_weight("word_embeddings", config.vocabulary)
+        learned = self._embedding_weight("position_embeddings", config.max_positions + offset)
         places = op.add(positions, const(np.int32(offset))) if offset else positions
-        kinds = self._table("token_type_embeddings", config.types)
+        kinds = self._embedding_weight("token_type_embeddings", config.types)
         x = op.add(embedding_lookup(tokens, ids), embedding_lookup(kinds, types))
         x = op.add(x, op.reshape(embedding_lookup(learned, places), (1, -1, hidden)))
         return self.let("embedded", self._norm(x, prefix + "LayerNorm"))
 
-    def _table(self, name: str, rows: int) -> Weight:
+    def _embedding_weight(self, name: str, rows: int) -> Weight:
         full_name = f"{self.config.prefix}embeddings.{name}.weight"
         return self.tensors.read_weight(full_name, (rows, self.config.hidden))
 

@@ -199,7 +199,7 @@ class TvmJsonReader:
         for name in (
             entries.keys() - {f.name for f in _node_fields(node_class.type_key)} - _IGNORED_FIELDS
         ):
-            if (yield from self._is_significant(entries[name])):
+            if (yield from self._has_nonempty_value(entries[name])):
                 raise LoadError(f"JSON of TVM: {kind}: the field {name!r} has no meaning here")
         return node_class(**_fill_defaults(node_class, values))
 
@@ -247,7 +247,7 @@ class TvmJsonReader:
         is_vector = kind.type_key in ("tir.Ramp", "tir.Broadcast")
         return is_vector and name == "lanes" and self._version < (0, 16)
 
-    def _is_significant(self, text: str) -> Generator[int, object, bool]:
+    def _has_nonempty_value(self, text: str) -> Generator[int, object, bool]:
         """Return whether a field that our class lacks holds a significant value."""
         if not str(text).isdigit() or int(text) >= len(self._nodes):
             return bool(text)

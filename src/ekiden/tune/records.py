@@ -292,7 +292,7 @@ class Records:
         write_text(path, "".join(map(serialize_record, self.records)))
 
     def explain(self) -> str:
-        """Return one line per task: trials by status, the best, and when and where it was found."""
+        """Summarise each task in one line: trials by status, the best time, when and where."""
         by_key: dict[str, list[Record]] = {}
         for record in self.records:
             by_key.setdefault(record.key, []).append(record)

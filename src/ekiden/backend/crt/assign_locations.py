@@ -269,11 +269,11 @@ class _LocationAssigner:
         """Return the location of a leaf."""
         home = leaf.home
         if isinstance(home, StorageOffset):
-            return self._location_in_owner(self.owners[home.storage], home.bytes)
+            return self._location_of_request(self.owners[home.storage], home.bytes)
         is_steady = home.home is MemorySpace.LOCAL and self._initial_location(home.number) is None
         return replace(home, home=MemorySpace.INPUT) if is_steady else home
 
-    def _location_in_owner(self, owner: StorageRequest, offset: int = 0) -> Location:
+    def _location_of_request(self, owner: StorageRequest, offset: int = 0) -> Location:
         output = self.output_of.get(owner)
         start = self.offsets[owner] if output is None else Location(MemorySpace.OUTPUT, output)
         return replace(start, offset=start.offset + offset)
@@ -318,11 +318,11 @@ class _LocationAssigner:
         for copy in copies:
             source, move = self._location_of_leaf(copy.source), copy.move
             if copy.saved is not None:
-                target = self._location_in_owner(copy.saved)
+                target = self._location_of_request(copy.saved)
             elif leave.entry is None:
                 target = Location(MemorySpace.OUTPUT, move.number)
             else:
-                target = self._location_in_owner(self._loop_param_request(move.number))
+                target = self._location_of_request(self._loop_param_request(move.number))
             if source != target:
                 yield crt.KernelCallStatement(None, (source, target), _constant_size(move.size))
         if leave.entry is None:
@@ -330,7 +330,7 @@ class _LocationAssigner:
             return
         for move in leave.moves:
             yield crt.SetAddressStatement(
-                move.number, (self._location_in_owner(self._loop_param_request(move.number)),)
+                move.number, (self._location_of_request(self._loop_param_request(move.number)),)
             )
         yield crt.ContinueLoop(leave.entry)
 
@@ -350,8 +350,8 @@ def _interfere(a: StorageRequest, b: StorageRequest) -> bool:
 def assign_locations(
     reader: RoutineReader, frames: Mapping[str, int], place_all: AllocateRequests
 ) -> Routine:
-    """Assign memory locations to a read routine. `frames` are the bytes of those that it calls,
-    `assign_offsets` assigns an offset to each request that is no result.
+    """Assign a memory location to every value of a routine. `frames` are the bytes of the routines
+    that it calls, `place_all` assigns an offset to each request that is no result.
 
     Raises CompileError for lists that have no bound.
     """

@@ -54,7 +54,7 @@ class MicroProgram:
     """Frame size in bytes of each planned routine."""
 
     def constant_leaf(self, data: Array) -> ValueLeaf:
-        """Return the leaf of a constant; equal arrays (by identity) share a number."""
+        """Return the value leaf that refers to a constant array; the same array has one number."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
         return ValueLeaf(Location(MemorySpace.CONSTANT, number))
 

@@ -192,7 +192,7 @@ class StatementEmitter(IntrinsicCallEmitter):
     def emit_return(self, code: int) -> None:
         """Return from the function."""
         if self.flush_mode is not None:
-            self.flush_mode.leave(self.builder)
+            self.flush_mode.restore_mode(self.builder)
         if self.tile_config is not None:
             amx.tile_release(self.builder)
         self.builder.append_void(f"ret i32 {code}")
@@ -576,10 +576,10 @@ class StatementEmitter(IntrinsicCallEmitter):
         function, context, extent = self.outline_loop_body(s)
         arguments = f"ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)}"
         if self.flush_mode is not None:
-            self.flush_mode.leave(self.builder)
+            self.flush_mode.restore_mode(self.builder)
         self.run_function(f"@ek_parallel_for({arguments})")
         if self.flush_mode is not None:
-            self.flush_mode.resume(self.builder)
+            self.flush_mode.set_flush_to_zero(self.builder)
 
     def call_outlined(self, s: For) -> None:
         """Outline a loop body as a function and call it over [0, extent)."""

@@ -29,12 +29,12 @@ class FlushToZeroMode:
     saved_mode: Operand
     flush_mode: Operand
 
-    def leave(self, b: FunctionBuilder) -> None:
+    def restore_mode(self, b: FunctionBuilder) -> None:
         """Restore the previous setting."""
         b.append_void(f"call void @{self.intrinsic}({self.saved_mode})")
 
-    def resume(self, b: FunctionBuilder) -> None:
-        """Flush again."""
+    def set_flush_to_zero(self, b: FunctionBuilder) -> None:
+        """Set flush-to-zero, as at the begin."""
         b.append_void(f"call void @{self.intrinsic}({self.flush_mode})")
 
 
@@ -47,7 +47,7 @@ def enter_flush_to_zero(b: FunctionBuilder) -> FlushToZeroMode | None:
         return None
     make = {X86: _enter_x86, ARM: _enter_aarch64}[target.architecture]
     setting = make(b)
-    setting.resume(b)
+    setting.set_flush_to_zero(b)
     return setting
 
 

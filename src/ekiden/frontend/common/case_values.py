@@ -90,7 +90,7 @@ class CaseValues:
             self._cases = RankCaseTree(self.scope)
         problems = self.problems
         try:
-            waiting = self._split_by_inputs(names, live)
+            waiting = self._split_cases_by_input_rank(names, live)
         except Unsupported as error:
             problems.append(f"{label}: {error}")
             return False
@@ -125,7 +125,7 @@ class CaseValues:
                 self.scope.mark_branch_doomed(origin[0], origin[1][case.number], str(case.error))
         return True
 
-    def _split_by_inputs(
+    def _split_cases_by_input_rank(
         self, names: Sequence[str], live: Callable[[], Sequence[str]]
     ) -> list[RankCase]:
         """Split the cases until each input of a node has one rank; return the resulting cases.

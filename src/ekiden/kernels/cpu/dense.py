@@ -185,8 +185,8 @@ def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
     data, weight = operands_of(anchor)
 
     def redirect_to_pairs(e: PrimExpr) -> PrimExpr:
-        """Redirect a data read to the widened pairs: the elements of a word of four bytes are in
-        the order 0, 2, 1, 3.
+        """Rewrite a load of `data` to load from the buffer of widened pairs, in which the elements
+        of a word of four bytes are in the order 0, 2, 1, 3.
         """
         if isinstance(e, te.ProducerLoad) and e.producer is data:
             *row, k = e.indices

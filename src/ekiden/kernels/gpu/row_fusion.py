@@ -106,7 +106,7 @@ def _profitable_runs(
     """
     is_one = len(run) > 1 and any(isinstance(_compute_op(g).body[0], Reduce) for g in run)
     if is_one:
-        shape = _RunShape.from_run(run, target)
+        shape = _FusedRowsShape.from_run(run, target)
         count = known_extent(simplify(product_of_extents(shape.rows)))
         few = count is not None and count < target.cores
         is_one = not few or (
@@ -154,7 +154,7 @@ def _count_leading(flags: Sequence[bool]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _RunShape:
+class _FusedRowsShape:
     """Shape of a run: leading axes, row extents, row length, and whether one thread computes a
     row.
     """
@@ -165,7 +165,7 @@ class _RunShape:
     is_row_per_thread: bool
 
     @staticmethod
-    def from_run(run: Sequence[ComputationGroup], target: Target) -> _RunShape:
+    def from_run(run: Sequence[ComputationGroup], target: Target) -> _FusedRowsShape:
         """Return the shape of operations that share rows."""
         axes = _num_shared_axes(run)
         ops = [_compute_op(g) for g in run]
@@ -177,7 +177,7 @@ class _RunShape:
         length = max(static_sizes) if len(static_sizes) == len(sizes) else None
         is_short = length is not None and length < MIN_ROW_THREADS
         rows = [a.extent for a in ops[0].axis[:axes]]
-        return _RunShape(axes, rows, length, computes_with_vectors(target) or is_short)
+        return _FusedRowsShape(axes, rows, length, computes_with_vectors(target) or is_short)
 
     @property
     def row_memory_bytes(self) -> int:
@@ -204,7 +204,7 @@ def emit_fused_launch(
     Returns:
         The launch, and those of `own` that it has in memory of rows; the others are in `buffers`.
     """
-    shape = _RunShape.from_run(run, target)
+    shape = _FusedRowsShape.from_run(run, target)
     thread_group = ThreadGroup.create(Var("thread"), threads_per_row(shape.length, target), target)
     row = _RowEmitter(run, shape, buffers, target, thread_group)
     moved = _choose_row_buffers(row, own)
@@ -282,7 +282,7 @@ class _RowEmitter:
     """Emitter of one row of a run."""
 
     run: Sequence[ComputationGroup]
-    shape: _RunShape
+    shape: _FusedRowsShape
     buffers: TensorBufferMap
     target: Target
     thread_group: ThreadGroup

@@ -204,7 +204,7 @@ class VectorMatmulKernel:
         )
 
     def sum_indices(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (row, column or vector, index of the accumulator)."""
+        """Yield the row, the column (or vector of columns) and the index of each accumulator."""
         for i in range(self.rows):
             for j in range(self.columns):
                 yield i, j, i * self.columns + j

@@ -124,7 +124,7 @@ def _untiled_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None
 
 
 def _dot_cycles(products: int, chosen: KernelSelection, weight_dtype: str, target: Target) -> float:
-    """Return the cycles of byte products by the decision's instructions."""
+    """Estimate the cycles of the int8 products with the instructions that the decision selects."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOT_FEATURES:  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)

@@ -211,7 +211,7 @@ class RecurrentLayerKernel:
         at = length - 1 - t
         return (if_then_else(is_active, at, t) if self.cell.reverse else t), is_active
 
-    def product_source(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
+    def matmul_lhs_address(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """Return the buffer and offset of a phase's left operand."""
         if self.is_bytes:
             return self.quantized if self.widened_states is None else self.widened_states, const(0)
@@ -356,7 +356,7 @@ class RecurrentLayerKernel:
         base = number * ((self.depth + self.num_residual_words) * step) + gates[0] * (
             lanes * self.word_elements
         )
-        source, half = self.product_source(t, phase)
+        source, half = self.matmul_lhs_address(t, phase)
         starts = [half + (first + i) * self.width for i in range(rows)]
         loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
         indexed = self.residual_words(number, base)

@@ -172,7 +172,7 @@ def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
 
 
 def assemble_in_memory(sources: Iterable[SectionSource]) -> memoryview:
-    """Return the file of sections in memory."""
+    """Assemble sections into the bytes of a container file."""
     return assemble(sources).to_bytes()
 
 

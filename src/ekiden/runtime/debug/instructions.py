@@ -156,12 +156,12 @@ def decode(words: Sequence[int]) -> list[Instruction]:
             raise LoadError(
                 f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"
             )
-        instruction, at = _decode_one(OPCODES[number], words, at + 1)
+        instruction, at = _decode_instruction(OPCODES[number], words, at + 1)
         instructions.append(instruction)
     return instructions
 
 
-def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruction, int]:
+def _decode_instruction(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruction, int]:
     """Decode the instruction whose operands start at `at`; return it and the start of the next."""
     operands: list[Operand] = []
     count = 0

@@ -19,7 +19,7 @@ from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     require_unconditional,
-    written_box,
+    written_region,
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -217,7 +217,7 @@ def cache_write(
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer_name(label), old.shape, old.dtype, storage_scope)
-    box = written_box(program, insertion_point, old, realize)
+    box = written_region(program, insertion_point, old, realize)
     if isinstance(box, str):
         # Unknown what is written: all is copied back. That is harmless for an intermediate, whose
         # other elements nobody may read; the rest of an output is its caller's and stays.
@@ -249,7 +249,7 @@ def cache_inplace(
     other_users = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
     insertion_point = find_insertion_point(program, realize, other_users)
     outer = program.loops_above(insertion_point)
-    box = written_box(program, insertion_point, old, realize)
+    box = written_region(program, insertion_point, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     label = f"{old.name}_{storage_scope}".replace(".", "_")

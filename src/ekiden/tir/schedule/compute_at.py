@@ -490,13 +490,15 @@ def _consumable_ranges(
     if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
         names = [w.block.name for w in writers]
         refuse(f"{step} {name!r}: {source.name!r} is written by all of {names}", writers[0])
-    written_box = written_box_in_iteration(program, loop, source, writers[-1])
-    if isinstance(written_box, str):
-        refuse(f"{step} {name!r}: {written_box}", writers[-1])
+    written_region = written_box_in_iteration(program, loop, source, writers[-1])
+    if isinstance(written_region, str):
+        refuse(f"{step} {name!r}: {written_region}", writers[-1])
     analyzer = bound_analyzer(outer)
-    ranges = solve_iterator_ranges(realize.block.iter_vars, reads[0].indices, written_box, analyzer)
+    ranges = solve_iterator_ranges(
+        realize.block.iter_vars, reads[0].indices, written_region, analyzer
+    )
     if ranges is None or not _are_reads_within(
-        realize, reads[0].indices, written_box, ranges, outer
+        realize, reads[0].indices, written_region, ranges, outer
     ):
         refuse(
             f"{step} {name!r}: no ranges of its iterators are known to read just what a step of "

@@ -81,7 +81,7 @@ def overlap_fault(
 def _indices_of_loops(
     loop: For, indices: Sequence[PrimExpr], loops: Sequence[For]
 ) -> list[PrimExpr]:
-    """Return the indices that no data decide which the loops move along or write."""
+    """Return the indices without a loaded value that the loops vary or overwrite."""
     loop_vars = {s.loop_var for s in loops}
 
     def is_looked_up(index: PrimExpr) -> bool:

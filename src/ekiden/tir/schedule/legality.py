@@ -3,7 +3,7 @@ iteration writes what it reads, inputs are final.
 
 Proofs are about boxes and digits. What one iteration touches of a buffer is a box
 (`tir.access_regions`), an over-estimate; what a block writes is only used where it is exactly a box
-(`written_box`). `schedule.disjoint_iterations` proves that iterations are disjoint. So:
+(`written_region`). `schedule.disjoint_iterations` proves that iterations are disjoint. So:
 
     require_permutable    each sum's first step stays first, ordered steps stay in order; no other
                           step sees what another one wrote
@@ -309,12 +309,12 @@ def uncovered_read_fault(
     iteration, has not written; None if it cannot.
     """
     outer = [*program.loops_above(loop), loop]
-    written_box = written_box_in_iteration(program, loop, buffer, maker)
-    if isinstance(written_box, str):
-        return written_box
+    written_region = written_box_in_iteration(program, loop, buffer, maker)
+    if isinstance(written_region, str):
+        return written_region
     needed = bounding_region(buffer, accesses_of_buffer(loop.body, buffer), outer)
     analyzer = bound_analyzer(outer)
-    for axis, (a, b, dim) in enumerate(zip(written_box, needed, buffer.shape, strict=True)):
+    for axis, (a, b, dim) in enumerate(zip(written_region, needed, buffer.shape, strict=True)):
         # No element is outside the axis: covering it as a whole is enough, too.
         starts = analyzer.can_prove(a.min <= b.min) or analyzer.can_prove(a.min <= 0)
         ends = can_prove_covers(a.min, a.extent, b.min + b.extent, analyzer)
@@ -331,12 +331,12 @@ def written_box_in_iteration(
     """Return exactly what a block writes of a buffer in one iteration of a loop, or why that is
     unknown.
     """
-    return written_box(program, loop.body, buffer, maker)
+    return written_region(program, loop.body, buffer, maker)
 
 
 # Unlike `region`, which may hold more than is touched, this is used to show that something *was*
 # written: so one store, no condition, all iterators, and indices that fill a box without gaps.
-def written_box(
+def written_region(
     program: ScheduleProgram, root: Stmt, buffer: Buffer, maker: BlockRealize
 ) -> list[Range] | str:
     """Return exactly what a block inside a statement writes of a buffer each time the statement

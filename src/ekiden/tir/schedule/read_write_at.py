@@ -15,7 +15,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.schedule.block_kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.cache import require_valid_scope, resolve_buffer
 from ekiden.tir.schedule.first_use import copy_on_first_use
-from ekiden.tir.schedule.legality import require_sole_writer, written_box
+from ekiden.tir.schedule.legality import require_sole_writer, written_region
 from ekiden.tir.schedule.program import (
     PART_OF_ANNOTATION,
     ScheduleProgram,
@@ -99,7 +99,7 @@ def write_at(
     outer = [*program.loops_above(loop), loop]
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished in a step of loop {var!r}", loop)
-    box = written_box(program, loop.body, old, realize)
+    box = written_region(program, loop.body, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     analyzer = bound_analyzer(outer)
@@ -127,8 +127,8 @@ def _redirect_to_region_buffer(
 
 
 def _extend_part_loops(access: Access, outer: set[Var]) -> Access:
-    """Return the access with loops over parts extended over the full range, where the loop that
-    counts the parts is inside.
+    """Widen each partial loop of an access to its full extent, unless an outer loop selects the
+    part.
     """
     loops: list[For] = []
     for loop in access.loops:

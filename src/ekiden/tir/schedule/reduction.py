@@ -35,7 +35,7 @@ from ekiden.tir.schedule.legality import (
     require_sole_writer,
     require_top_level_block,
     single_store,
-    written_box,
+    written_region,
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -239,7 +239,7 @@ def _require_same_written_box(
 ) -> None:
     """Require that the init sets exactly the elements that the update accumulates."""
     name = update[0].block.name
-    boxes = [written_box(program, root, buffer, realize) for realize, root in (init, update)]
+    boxes = [written_region(program, root, buffer, realize) for realize, root in (init, update)]
     for box, (realize, _) in zip(boxes, (init, update), strict=True):
         if isinstance(box, str):
             refuse(f"{step} {name!r}: {box}", realize)

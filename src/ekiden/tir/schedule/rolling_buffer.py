@@ -53,11 +53,11 @@ def rolling_buffer(
     axis, pace = _rolling_axis(step, realize, loop, needed, outer)
     window = needed[axis].extent
     assert isinstance(window, IntImm)
-    written_box = written_box_in_iteration(program, loop, buffer, realize)
-    if isinstance(written_box, str):
-        refuse(f"{step} {name!r}: {written_box}", realize)
+    written_region = written_box_in_iteration(program, loop, buffer, realize)
+    if isinstance(written_region, str):
+        refuse(f"{step} {name!r}: {written_region}", realize)
     analyzer = bound_analyzer(outer)
-    for a, b in zip(written_box, needed, strict=True):
+    for a, b in zip(written_region, needed, strict=True):
         same = analyzer.can_prove_equal(a.min, b.min)
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(f"{step} {name!r}: a step does not write just what it reads", realize)

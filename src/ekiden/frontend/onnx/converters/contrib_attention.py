@@ -130,7 +130,7 @@ def _mask_bias(
 
 
 def _causal_scores(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> ScoreModifiers:
-    """Return the causal modifiers of `rows` queries, the last `new` of `total` keys being those of
+    """Return the causal mask for `rows` queries over `total` keys, of which the last `new` belong to
     this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a

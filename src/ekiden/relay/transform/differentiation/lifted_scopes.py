@@ -165,7 +165,7 @@ class ScopePlanner:
             self._declare_lifted_var(param, scope)
         inner: list[LiftedScope] = []
         for var, value in scope.chain.bindings:
-            if (tree := self._aliased_tree(value)) is not None:
+            if (tree := self._tensors_aliased_by(value)) is not None:
                 self.tensor_trees[var] = tree
             elif isinstance(value, Call) and self._is_differentiable_call(value):
                 scope.items.append(self._build_operator_call(var, value, scope))
@@ -199,7 +199,7 @@ class ScopePlanner:
         """Return the tensors of an atom, or None where it holds other values."""
         return TensorLeaf(atom) if isinstance(atom, Constant) else self.tensor_trees.get(atom)
 
-    def _aliased_tree(self, value: RelayExpr) -> TensorTree | None:
+    def _tensors_aliased_by(self, value: RelayExpr) -> TensorTree | None:
         """Return the tensors that a tuple, projection or variable aliases, or None."""
         match value:
             case Tuple(fields=fields):
