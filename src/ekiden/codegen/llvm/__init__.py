@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         compile_object,
         ir_to_assembly,
         llvm_lock,
+        program_ir,
     )
     from ekiden.codegen.llvm.debug import DebugInfo
     from ekiden.codegen.llvm.image import ImageInfo, link_image, parse_image
@@ -35,6 +36,7 @@ __all__ = [
     "link_image",
     "llvm_lock",
     "parse_image",
+    "program_ir",
 ]
 
 if not TYPE_CHECKING:
