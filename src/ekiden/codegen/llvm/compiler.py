@@ -10,7 +10,8 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden._locks import register_fork_guard
@@ -186,8 +187,8 @@ def program_ir(funcs: Sequence[PrimFunc], target: Target, debug: DebugInfo | Non
     Raises CompileError for imported IR that is invalid or made for another architecture.
     """
     text = emit.emit_module(funcs, target, debug)
-    all_imports = (t for f in funcs for t in (f.attrs or {}).get(IMPORT_LLVM_ATTR, ()))
-    imports = [str(t) for t in dict.fromkeys(all_imports)]
+    texts = [cast("tuple[str, ...]", (f.attrs or {}).get(IMPORT_LLVM_ATTR, ())) for f in funcs]
+    imports = list(dict.fromkeys(chain.from_iterable(texts)))
     if not imports:
         return text
     linked = run_isolated(_link_imports, text, imports, target.triple, name="import_llvm").decode()
