@@ -150,3 +150,15 @@ def test_names_without_a_counterpart_say_what_there_is() -> None:
         with pytest.raises(AttributeError, match="Ekiden"):
             getattr(module, name)
     assert relay.op.op_attrs.Conv2DAttrs.type_key == "relay.attrs.Conv2DAttrs"
+
+
+def test_schedule_reduce_spreads_a_sum_to_a_scalar_over_threads() -> None:
+    x = te.placeholder((30, 20), name="x")
+    total = topi.sum(x)
+    schedule = topi.cuda.schedule_reduce(total)
+    data = np.arange(600, dtype=np.float32).reshape(30, 20)
+    out = tvm.nd.array(np.zeros((), np.float32))
+    tvm.build(schedule, [x, total], "llvm")(tvm.nd.array(data), out)
+    assert out.numpy() == data.sum()  # all partial sums are integers below 2**24
+    source = tvm.build(schedule, [x, total], "cuda").imported_modules[0].get_source()
+    assert "threadIdx.x" in source

@@ -452,3 +452,17 @@ def test_what_is_written_to_a_cache_keeps_the_order_of_its_sums() -> None:
     kept.fuse(inner, outer)
     with pytest.raises(ScheduleError, match="is not among its axes"):
         kept.fuse(outer, inner)
+
+
+def test_an_inlined_argument_is_stored_and_computed_into_its_readers() -> None:
+    a = te.placeholder((4,), name="a")
+    b = te.compute((4,), lambda i: a[i] + 1.0, name="b")
+    c = te.compute((4,), lambda i: b[i] * 2.0, name="c")
+    s = te.create_schedule(c.op)
+    s[b].compute_inline()
+    func = program(s, [a, b, c])
+    assert "c[i] = (a[i] + 1.0) * 2.0" in func.script().replace("i0", "i").replace("i_1", "i")
+    x = numbers(4)
+    stored, doubled = (ekiden.nd.array(np.zeros(4, "float32")) for _ in range(2))
+    ekiden.build(s, [a, b, c], "llvm")(ekiden.nd.array(x), stored, doubled)
+    assert np.array_equal(stored.numpy(), x + 1) and np.array_equal(doubled.numpy(), (x + 1) * 2)

@@ -75,7 +75,7 @@ def _debug_c(
 def _debug_llvm(
     funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
 ) -> bytes:
-    return llvm.compile_ir(llvm.emit_module(funcs, target, llvm.DebugInfo(path, lines)), target)
+    return llvm.compile_ir(llvm.program_ir(funcs, target, llvm.DebugInfo(path, lines)), target)
 
 
 def _emit_c(funcs: Sequence[PrimFunc], target: Target) -> str:
@@ -91,7 +91,7 @@ def _c_version() -> str:
 
 
 def _emit_llvm(funcs: Sequence[PrimFunc], target: Target) -> str:
-    return llvm.emit_module(funcs, target)
+    return llvm.program_ir(funcs, target)
 
 
 def _llvm_sources(target: Target) -> Sources:

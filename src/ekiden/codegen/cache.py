@@ -11,6 +11,7 @@ from contextlib import suppress
 from ekiden.ir.cache_folders import cache_folders, is_nonempty_folder
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.hashes import blake2b
+from ekiden.ir.intrinsic_rules import lowering_rules_key
 from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_digest
@@ -40,7 +41,8 @@ def text_key(text: str, target: Target, *extra: str) -> str:
 
 
 def _format_key(source_digest: str, target: Target, extra: Sequence[str]) -> str:
-    settings = " ".join([*extra, *PassContext.current().of_lowering()])
+    rules = lowering_rules_key(target.kind.name)
+    settings = " ".join([*extra, *PassContext.current().of_lowering(), *([rules] if rules else [])])
     key_text = f"{source_digest} {target} {settings}"
     return blake2b(key_text.encode(), digest_size=16).hexdigest()
 

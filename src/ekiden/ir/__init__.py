@@ -20,6 +20,7 @@ __getattr__, __dir__ = attach(
         "env_func": "EnvFunc",
         "span": "SourceName Span",
         "op": "Op register_op_attr",
+        "intrinsic_rules": "register_intrin_lowering",
         "module": "IRModule",
         "expr": "BaseFunc GlobalVar RelayExpr",
         "prim": "FloatImm IntImm PrimExpr",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -358,21 +359,42 @@ OpName.tvm_names = {ours: theirs for theirs, ours in TVM_INTRINSIC_NAMES.items()
 
 
 def find_intrinsic(op: str) -> IntrinsicDef:
-    """Return an intrinsic's definition; an unknown one is assumed opaque, with any arity."""
-    return INTRINSICS.get(op) or IntrinsicDef(
-        op, ANY_ARITY, _raise_no_reference, None, True, is_compiled=False
+    """Return an intrinsic's definition. An unknown one has any arity, and the effects of its
+    attribute "TCallEffectKind"; without the attribute it is assumed opaque.
+    """
+    if op in INTRINSICS:
+        return INTRINSICS[op]
+    effect = OP_ATTRS["TCallEffectKind"].get(f"tir.{op}", CallEffectKind.Opaque)
+    return IntrinsicDef(
+        op,
+        ANY_ARITY,
+        _raise_no_reference,
+        None,
+        effect not in (CallEffectKind.ExprAnnotation, CallEffectKind.Pure),
+        is_compiled=False,
     )
 
 
-PURE_EFFECT, OPAQUE_EFFECT = 1, 3
-"""PURE_EFFECT: TVM's number of a pure operator's "TCallEffectKind". OPAQUE_EFFECT: TVM's number of
-an opaque operator's "TCallEffectKind".
-"""
+class CallEffectKind(IntEnum):
+    """Effects of a call, the values of the attribute "TCallEffectKind" (TVM's names and numbers).
+    A call that reads memory is treated like one that writes it.
+    """
+
+    ExprAnnotation = 0
+    Pure = 1
+    ReadState = 2
+    UpdateState = 3
+    Opaque = 3
+    SpecialCallArg = 4
+    EmbedInfo = 5
+    ControlJump = 6
+
+
 _EFFECTS = {n: r.has_effects for r in INTRINSICS.values() for n in (r.name, r.tvm_name) if n}
 _EFFECTS |= {"address_of": False, "tvm_access_ptr": False}  # tir.BufferAddress
 for _name, _effects in _EFFECTS.items():  # in the one registry, beside the operators of Relay
     OP_ATTRS.setdefault("TCallEffectKind", {})[register_op_name(f"tir.{_name}").name] = (
-        OPAQUE_EFFECT if _effects else PURE_EFFECT
+        CallEffectKind.Opaque if _effects else CallEffectKind.Pure
     )
 
 EXPENSIVE_INTRINSICS = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))

@@ -6,7 +6,13 @@ artifacts.
 
 from __future__ import annotations
 
+import os
+
 _USER_DEFINITIONS: list[object] = []
+PROCESS_CACHE_SALT = os.urandom(16).hex()
+"""Random component of the cache keys of code that depends on registrations, which exist in this
+process alone.
+"""
 
 
 def record_extension(definition: object) -> None:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach
+from ekiden.ir.intrinsic import CallEffectKind
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -112,6 +113,7 @@ __all__ = [
     "BufferLoad",
     "BufferStore",
     "Call",
+    "CallEffectKind",
     "Cast",
     "DeclBuffer",
     "Div",

@@ -15,8 +15,15 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
-from ekiden.ir.intrinsic import DTYPE_OF_FIRST_ARG, INTRINSICS, TVM_INTRINSIC_NAMES, if_then_else
+from ekiden.ir.intrinsic import (
+    DTYPE_OF_FIRST_ARG,
+    INTRINSICS,
+    TVM_INTRINSIC_NAMES,
+    find_intrinsic,
+    if_then_else,
+)
 from ekiden.ir.intrinsic import call_intrin as _call
+from ekiden.ir.op import OP_ATTRS
 from ekiden.ir.prim import (
     Add,
     DeferredComparison,
@@ -142,13 +149,13 @@ def ret(val: ExprLike) -> PrimExpr:
 def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """Return a call of an intrinsic by Ekiden's or TVM's name, with a result dtype, which Python
     integers take where the intrinsic's result has its operands' dtype. Raises KeyError for an
-    unknown name.
+    unknown name that `ir.register_op_attr` has given no "TCallEffectKind".
     """
     name = func_name.removeprefix("tir.")
     name = TVM_INTRINSIC_NAMES.get(name, name)
-    if name not in INTRINSICS:
+    if name not in INTRINSICS and f"tir.{name}" not in OP_ATTRS["TCallEffectKind"]:
         raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
-    is_integer_op = INTRINSICS[name].dtype in (None, DTYPE_OF_FIRST_ARG) and dt.is_int(dtype)
+    is_integer_op = find_intrinsic(name).dtype in (None, DTYPE_OF_FIRST_ARG) and dt.is_int(dtype)
     operands = [
         const(a, dtype) if is_integer_op and type(a) is int else _convert_call_arg(a) for a in args
     ]

@@ -390,6 +390,10 @@ class BlockRealize(Stmt):
     block: Block
 
 
+IMPORT_LLVM_ATTR = "tir.import_llvm"
+"""Attribute of a function: texts of LLVM IR with definitions of C functions that it calls."""
+
+
 @node("tir.PrimFunc")
 class PrimFunc(BaseFunc):
     """A function over buffers and scalars: `params` in calling order, outputs last.

@@ -22,12 +22,21 @@ SCHEDULE_THREADS_PER_BLOCK = 256
 """Threads per block."""
 
 Outs = Tensor | Sequence[Tensor]
-SCHEDULE_NAMES = (
-    "schedule_injective", "schedule_elemwise", "schedule_broadcast", "schedule_extern",
-    "schedule_reduce", "schedule_softmax", "schedule_pool", "schedule_adaptive_pool",
-    "schedule_dense", "schedule_batch_matmul", "schedule_conv2d_nchw", "schedule_conv2d_nhwc",
-    "schedule_depthwise_conv2d_nchw", "schedule_lrn", "schedule_concatenate",
-)  # fmt: skip
+SCHEDULE_NAMES = tuple(
+    f"schedule_{name}"
+    for name in """
+    injective elemwise broadcast extern reduce softmax fast_softmax pool pool_grad adaptive_pool
+    dense matmul batch_matmul einsum lrn batch_norm concatenate transpose reorg scan lstm
+    conv1d_ncw conv1d_nwc conv1d_transpose_ncw group_conv1d_ncw group_conv1d_nwc
+    conv2d_nchw conv2d_nhwc conv2d_hwcn conv2d_NCHWc conv2d_transpose_nchw correlation_nchw
+    group_conv2d_nchw group_conv2d_nhwc group_conv2d_transpose_nchw deformable_conv2d_nchw
+    deformable_conv2d_nhwc depthwise_conv2d_nchw depthwise_conv2d_nhwc depthwise_conv2d_NCHWc
+    conv3d_ncdhw conv3d_ndhwc conv3d_transpose_ncdhw dilation2d_nchw dilation2d_nhwc
+    binarize_pack binary_dense bitpack bitserial_conv2d_nchw bitserial_conv2d_nhwc
+    bitserial_dense sparse_dense sparse_transpose
+    roi_align roi_pool sort argsort topk argwhere unique
+""".split()
+)
 """Names of TVM's schedules, all of which are the same parallel schedule."""
 
 
@@ -45,6 +54,8 @@ def schedule_parallel(outs: Outs, on_gpu: bool) -> Schedule:
             stage.compute_inline()
         elif stage.op.axis:
             _parallelize_stage(stage, on_gpu)
+        elif on_gpu and stage.op.reduce_axis:
+            _split_reduction(stage)
     return schedule
 
 
@@ -58,6 +69,16 @@ def _parallelize_stage(stage: Stage, on_gpu: bool) -> None:
     fused = stage.fuse(*axes) if len(axes) > 1 else axes[0]
     block, thread = stage.split(fused, factor=SCHEDULE_THREADS_PER_BLOCK)
     stage.bind(block, te.thread_axis("blockIdx.x"))
+    stage.bind(thread, te.thread_axis("threadIdx.x"))
+
+
+def _split_reduction(stage: Stage) -> None:
+    """Spread the reduction of a stage without axes over the threads of one block."""
+    op = stage.op
+    assert isinstance(op, ComputeOp)
+    axes = list(op.reduce_axis)
+    fused = stage.fuse(*axes) if len(axes) > 1 else axes[0]
+    _, thread = stage.split(fused, factor=SCHEDULE_THREADS_PER_BLOCK)
     stage.bind(thread, te.thread_axis("threadIdx.x"))
 
 

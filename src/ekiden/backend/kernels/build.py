@@ -9,7 +9,6 @@ Processes and not threads, as lowering is Python.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
@@ -48,6 +47,7 @@ from ekiden.codegen.build import (
 from ekiden.codegen.cache import KernelCache, kernel_key, text_key
 from ekiden.codegen.common import FLUSH_SUBNORMALS_ATTR
 from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK, CompileTask, ProgressCallback, compile_tasks
+from ekiden.ir.intrinsic_rules import lowering_rules
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import (
     DEBUG_LEVEL,
@@ -58,6 +58,7 @@ from ekiden.ir.pass_context import (
 )
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.user_extensions import PROCESS_CACHE_SALT
 from ekiden.kernels.families import FAMILIES, override_options
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
@@ -216,9 +217,9 @@ def _compile_task(
     key = kernel_key(function, target, CODE_GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
     arguments = (function, name, target, tuple(ranges), dict(attrs))
-    return CompileTask(
-        key, name, _compile_kernel, arguments, is_local=bool(_user_implementation_key(function))
-    )
+    # Worker processes know neither of the user's implementations nor of the user's lowering rules.
+    is_local = bool(_user_implementation_key(function) or lowering_rules(target.kind.name))
+    return CompileTask(key, name, _compile_kernel, arguments, is_local=is_local)
 
 
 def _user_implementation_key(function: Function) -> tuple[str, ...]:
@@ -233,8 +234,6 @@ def _user_implementation_key(function: Function) -> tuple[str, ...]:
 
 GENERAL_KERNEL_FACTS = KernelMemoryInfo(const(0))
 """Facts of a kernel in general form: its compiled code allocates its own workspace."""
-PROCESS_CACHE_SALT = os.urandom(16).hex()
-"""Random cache-key component of this process."""
 
 
 def check_decisions(functions: Sequence[Function], decisions: Overrides) -> None:

@@ -79,7 +79,10 @@ def split_host_and_device(func: PrimFunc, target: Target, readable: bool = False
         for name, f in split_module.functions.items()
     }
     # Guards come before this lowering, so that it sees the extents that are launched.
-    lowered = Sequential(PASSES_AFTER_HOST_DEVICE_SPLIT, name="tir.after_split")(IRModule(guarded))
+    with target:  # whose rules lower intrinsics
+        lowered = Sequential(PASSES_AFTER_HOST_DEVICE_SPLIT, name="tir.after_split")(
+            IRModule(guarded)
+        )
     callers = _kernel_size_arguments(split_module, lowered)
     kernels, calls = [], {}
     for name, kernel_func in lowered.functions.items():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import compile_object as compile_object
     from ekiden.codegen.llvm.compiler import ir_to_assembly as ir_to_assembly
     from ekiden.codegen.llvm.compiler import llvm_lock as llvm_lock
+    from ekiden.codegen.llvm.compiler import program_ir as program_ir
     from ekiden.codegen.llvm.debug import DebugInfo as DebugInfo
     from ekiden.codegen.llvm.image import ImageInfo as ImageInfo
     from ekiden.codegen.llvm.image import link_image as link_image

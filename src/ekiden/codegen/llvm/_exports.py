@@ -3,7 +3,7 @@
 EXPORTED_NAMES = {
     "compiler": """
         LLVM_VERSION assembly check_target check_triple compile_ir compile_object ir_to_assembly
-        llvm_lock
+        llvm_lock program_ir
     """,
     "debug": "DebugInfo",
     "image": "ImageInfo link_image parse_image",

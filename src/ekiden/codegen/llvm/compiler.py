@@ -10,11 +10,13 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden._locks import register_fork_guard
 from ekiden.codegen.compile_task import CompileTask
+from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.package_versions import package_version
 from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
@@ -22,12 +24,13 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.target.features import BASELINE_FEATURES, RISCV
-from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.stmt import IMPORT_LLVM_ATTR, PrimFunc
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
     import ekiden.codegen.llvm.module_emitter as emit
+    from ekiden.codegen.llvm.debug import DebugInfo
 else:
     emit = LazyModule("ekiden.codegen.llvm.module_emitter")
     llvm = LazyModule(
@@ -176,10 +179,59 @@ def _compile_ir(text: str, target: Target) -> bytes:
     return data
 
 
+def program_ir(funcs: Sequence[PrimFunc], target: Target, debug: DebugInfo | None = None) -> str:
+    """Return the LLVM IR of lowered functions, linked with the IR that they import (TVM's pragma
+    "import_llvm").
+
+    A function that the imported IR defines is the one of that name which `call_extern` calls.
+    Raises CompileError for imported IR that is invalid or made for another architecture.
+    """
+    text = emit.emit_module(funcs, target, debug)
+    texts = [cast("tuple[str, ...]", (f.attrs or {}).get(IMPORT_LLVM_ATTR, ())) for f in funcs]
+    imports = list(dict.fromkeys(chain.from_iterable(texts)))
+    if not imports:
+        return text
+    linked = run_isolated(_link_imports, text, imports, target.triple, name="import_llvm").decode()
+    names = user_intrinsics(text)
+    return f"{PROGRAM_INTRINSICS}{names}\n{linked}" if names else linked
+
+
+def _link_imports(text: str, imports: Sequence[str], triple: str) -> bytes:
+    module = parse_ir(text)
+    for imported in imports:
+        module.link_in(_parse_import(imported, triple))
+    for function in module.functions:
+        if function.name.startswith(EXTERN_PREFIX) and not function.is_declaration:
+            function.linkage = "internal"  # several objects of one image may import one text
+    return str(module).encode()
+
+
+def _parse_import(text: str, triple: str) -> llvm.ModuleRef:
+    """Parse imported IR, whose functions take the symbols under which programs call them. What it
+    calls itself is found when the code is loaded, like every C function.
+    """
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"import_llvm: {_describe_ir_error(error)}") from error
+    architecture = triple.partition("-")[0]
+    if module.triple and module.triple.partition("-")[0] != architecture:
+        raise CompileError(f"import_llvm: expected code for {architecture}, got {module.triple}")
+    module.triple = triple
+    for function in module.functions:
+        if not function.name.startswith("llvm."):
+            function.name = f"{EXTERN_PREFIX}{function.name}"
+        # Texts that define one name must agree, like inline functions of C++.
+        if not function.is_declaration:
+            function.linkage = "linkonce_odr"
+    return module
+
+
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Compile lowered functions to one relocatable ELF object."""
     with time_phase("llvm text", DEBUG_LEVEL):
-        text = emit.emit_module(funcs, target)
+        text = program_ir(funcs, target)
     return compile_ir(text, target)
 
 
@@ -197,4 +249,4 @@ def _ir_to_assembly(text: str, target: Target) -> bytes:
 
 def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:
     """Return the assembly of lowered functions."""
-    return ir_to_assembly(emit.emit_module(funcs, target), target)
+    return ir_to_assembly(program_ir(funcs, target), target)

@@ -42,7 +42,7 @@ from ekiden.tir.index_map import IndexMap
 from ekiden.tir.predicates import join_conjuncts, split_conjuncts
 from ekiden.tir.schedule.schedule import Schedule as LoopSchedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
-from ekiden.tir.stmt import Block, BlockRealize, For, PrimFunc, Stmt
+from ekiden.tir.stmt import IMPORT_LLVM_ATTR, Block, BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
 MAX_THREADS_PER_BLOCK = 1024
@@ -195,6 +195,7 @@ class ScheduleLowering:
         self.bounds: dict[Axis, Range] = {}
         self._loops: dict[Axis, LoopRV] = {}
         self._blocks: dict[Stage, BlockRV] = {}
+        self._imported_ir: list[str] = []
         arguments = [self._current_argument(a) for a in args]
         self._argument_ops = {t.op for t in arguments}
         self.sch = LoopSchedule(create_prim_func(arguments, name))
@@ -215,7 +216,7 @@ class ScheduleLowering:
             self._bind_scan_copies(stage)
         names = self._axis_var_map()
         for stage in stages:
-            if not is_inlined(stage):
+            if not self._is_removed(stage):
                 self._annotate_stage(stage)
         self.bounds = {
             a: Range.from_min_extent(substitute(r.min, dict(names)), r.extent)
@@ -224,7 +225,10 @@ class ScheduleLowering:
         func = _PredicateAndNameRewriter(names, self._store_predicates(stages)).visit_func(
             self.sch.func
         )
-        self.func = interchange_time_and_threads(func, self.dataflow.scan_step_blocks.values())
+        func = interchange_time_and_threads(func, self.dataflow.scan_step_blocks.values())
+        if self._imported_ir:
+            func = func.with_attr(IMPORT_LLVM_ATTR, tuple(self._imported_ir))
+        self.func = func
 
     def _current_argument(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
@@ -234,10 +238,15 @@ class ScheduleLowering:
         current = self.dataflow.tensor_map.get(tensor)
         if current is None:
             raise ScheduleError(f"lower: argument {tensor.name!r} is not in the schedule")
-        stage = self.dataflow.schedule.stage_map.get(tensor.op)
-        if stage in self.dataflow.inlined:
-            raise ScheduleError(f"lower: argument {tensor.name!r} is inlined")
         return current
+
+    def _is_removed(self, stage: Stage) -> bool:
+        """Return whether a stage exists in its readers only. An inlined argument is stored as
+        well, by loops of its own.
+        """
+        if stage.enclosing_scan is not None or not is_inlined(stage):
+            return is_inlined(stage)
+        return self.dataflow.tensors(stage)[0].op not in self._argument_ops
 
     def _block_handle(self, stage: Stage) -> BlockRV:
         if stage not in self._blocks:
@@ -268,7 +277,7 @@ class ScheduleLowering:
 
     def _apply_stage(self, stage: Stage) -> None:
         """Apply a stage's attachment, layouts, steps and thread bindings to its block."""
-        if is_inlined(stage):
+        if self._is_removed(stage):
             self.sch.compute_inline(self._block_handle(stage))
             return
         at = _attachment_of(stage)
@@ -387,7 +396,10 @@ class ScheduleLowering:
         for axis, attr in stage.iter_var_attrs.items():
             loop = self._loop_handle(stage, axis)
             for kind, value in attr.pragmas.items():
-                self.sch.annotate(loop, f"pragma_{kind}", 1 if value is None else value)
+                if kind == "import_llvm":
+                    self._imported_ir.append(str(value))
+                else:
+                    self.sch.annotate(loop, f"pragma_{kind}", 1 if value is None else value)
             if attr.tensor_intrin is not None:
                 reduced = self._outermost_reduction_loop(stage)
                 tensorize_stage(self.sch, block, loop, reduced, attr.tensor_intrin)

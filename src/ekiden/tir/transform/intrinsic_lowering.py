@@ -11,6 +11,7 @@ from functools import partial
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import WARP_SHUFFLES, call_intrin, shuffle
+from ekiden.ir.intrinsic_rules import lowering_rules
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -29,6 +30,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.stmt_summary import summarize_stmt
@@ -263,7 +265,28 @@ def _lower_node(e: PrimExpr) -> PrimExpr:
 
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
-    """Return the function without the intrinsics of INTRINSIC_LOWERINGS."""
-    if INTRINSIC_LOWERINGS.keys().isdisjoint(summarize_stmt(func.body).intrinsics):
+    """Return the function without the intrinsics of INTRINSIC_LOWERINGS and those that the user's
+    rules for the current target lower.
+
+    A rule that returns its call leaves it to the table. Raises CompileError for a rule whose
+    result is no expression of the call's dtype.
+    """
+    ops = summarize_stmt(func.body).intrinsics
+    target = Target.current()
+    rules = lowering_rules(target.kind.name) if target is not None else {}
+    if not any(f"tir.{op}" in rules for op in ops) and INTRINSIC_LOWERINGS.keys().isdisjoint(ops):
         return func
-    return func.with_fields(body=ExprRewriter(_lower_node).visit(func.body))
+
+    def lower_node(e: PrimExpr) -> PrimExpr:
+        """Apply the user's rule for a call, and the table to what results."""
+        if not isinstance(e, Intrinsic) or f"tir.{e.op}" not in rules:
+            return _lower_node(e)
+        lowered = rules[f"tir.{e.op}"](e)
+        if not isinstance(lowered, PrimExpr) or lowered.dtype != e.dtype:
+            result = lowered.dtype if isinstance(lowered, PrimExpr) else type(lowered).__name__
+            raise CompileError(
+                f"lowering rule of 'tir.{e.op}': expected an expression of {e.dtype}, got {result}"
+            )
+        return rewrite(lowered, _lower_node)
+
+    return func.with_fields(body=ExprRewriter(lower_node).visit(func.body))

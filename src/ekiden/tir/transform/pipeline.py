@@ -8,6 +8,7 @@ Each is a function over a PrimFunc in a file of its own, and a Pass over a modul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import overload
 
 from ekiden.ir.module import IRModule
@@ -319,15 +320,13 @@ def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFun
     threads, except for a CPU `target`, where threads are iterations of a loop. TVM: `tvm.lower`.
     """
     has_threads = target is None or target.kind.has_threads
-    if target is not None and has_threads:
-        with target:
-            return lower(program)
-    if isinstance(program, PrimFunc):
-        return _lower_function(program, has_threads)
-    lowered = {
-        name: _lower_function(f, has_threads) if isinstance(f, PrimFunc) else f
-        for name, f in program.functions.items()
-    }
+    with target or nullcontext():
+        if isinstance(program, PrimFunc):
+            return _lower_function(program, has_threads)
+        lowered = {
+            name: _lower_function(f, has_threads) if isinstance(f, PrimFunc) else f
+            for name, f in program.functions.items()
+        }
     return program.with_functions(lowered)
 
 

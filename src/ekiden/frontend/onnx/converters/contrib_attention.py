@@ -130,8 +130,8 @@ def _mask_bias(
 
 
 def _causal_scores(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> ScoreModifiers:
-    """Return the causal mask for `rows` queries over `total` keys, of which the last `new` belong to
-    this call.
+    """Return the causal mask for `rows` queries over `total` keys, of which the last `new` belong
+    to this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
     query see the keys up to its own place among the new ones, and the last query all of them.
