@@ -1,7 +1,7 @@
 /* The handler that keeps a process alive when a mapped file is cut short. */
-#if !defined(EK_SMALL) && !defined(__wasm__)
-
 #include "ek_guard.h"
+
+#ifdef EK_GUARDS
 
 #include <signal.h>
 #include <stdint.h>

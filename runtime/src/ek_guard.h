@@ -4,6 +4,7 @@
 **
 ** A process's signals are its own: files of executables are guarded when the process has asked for
 ** that ("ek.files.guard", as the binding for Python does), and are what the system makes of them else.
+** Windows lets nobody cut a file that is mapped.
 */
 #ifndef EK_GUARD_H_
 #define EK_GUARD_H_
@@ -13,7 +14,7 @@
 
 /* All of these from any thread. A place is a number >= 0 that stands for memory which is guarded. */
 
-#if defined(EK_SMALL) || defined(__wasm__)
+#if defined(EK_SMALL) || defined(__wasm__) || defined(_WIN32)
 static inline int ek_guard_file(const void *data, size_t size) {
   (void)data;
   (void)size;
