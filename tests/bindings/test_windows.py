@@ -14,6 +14,7 @@ from toolchains import BINDINGS, ROOT
 
 import ekiden
 from ekiden import relay
+from ekiden.relay.op import nn
 from ekiden.runtime.errors import LoadError
 
 WINDOWS = "llvm -mtriple=x86_64-pc-windows-gnu -mcpu=x86-64-v2"
@@ -57,14 +58,14 @@ def convolutions() -> ekiden.IRModule:
     """Return a network whose loops split among threads, with a softmax at its end."""
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(1, 8, 32, 32))
-    out = x
+    out: relay.Expr = x
     for inputs, outputs in ((8, 32), (32, 16)):
         weight = rng.standard_normal((outputs, inputs, 3, 3), np.float32)
-        out = relay.nn.relu(relay.nn.conv2d(out, relay.const(weight / 8), padding=(1, 1)))
-    flat = relay.nn.batch_flatten(out)
+        out = nn.relu(nn.conv2d(out, relay.const(weight / 8), padding=(1, 1)))
+    flat = nn.batch_flatten(out)
     weight = rng.standard_normal((64, 16 * 32 * 32), np.float32)
-    scores = relay.nn.softmax(relay.nn.dense(flat, relay.const(weight / 64)))
-    return ekiden.IRModule.from_expr(relay.Function([x], scores))
+    scores = nn.softmax(nn.dense(flat, relay.const(weight / 64)))
+    return ekiden.IRModule.from_expr(relay.Function((x,), scores))
 
 
 @NEEDS_WINDOWS
@@ -86,9 +87,10 @@ def test_the_same_bits_as_here(folder: Path, executor: str) -> None:
     module, shape = convolutions(), (1, 8, 32, 32)
     ekiden.export(module, folder / "net.eki", WINDOWS, executor=executor)
     value = (np.arange(np.prod(shape)) % 17 - 8).astype(np.float32).reshape(shape)
-    here = ekiden.compile(module, target="llvm -mcpu=x86-64-v2", executor=executor)(value).numpy()
+    here = ekiden.compile(module, target="llvm -mcpu=x86-64-v2", executor=executor)(value)
+    assert isinstance(here, ekiden.Tensor)
     bits = execute(folder, "wine", folder / "print_bits.exe", "net.eki", *shape).split()
-    assert bits == [f"{n:08x}" for n in here.view(np.uint32).ravel()]
+    assert bits == [f"{n:08x}" for n in here.numpy().view(np.uint32).ravel()]
 
 
 def test_an_artifact_for_windows_does_not_run_here(tmp_path: Path) -> None:
