@@ -19,7 +19,6 @@
 ** Functions that are no kernels of the executable may do anything, so they run when all tasks have
 ** ended, and by themselves. The first error in program order is the one that is reported; what comes
 ** before it is still run, as it might fail, and what comes after it is not. */
-#include <time.h>
 
 #include "ek_vm_step.h"
 
@@ -77,11 +76,7 @@ typedef struct ek_async {
   task tasks[WINDOW];
 } ek_async;
 
-static int64_t now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
+static int64_t now(void) { return ek_now(false); }
 
 /* Sets ----------------------------------------------------------------------------------------- */
 

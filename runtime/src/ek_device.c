@@ -52,7 +52,7 @@ void *ek_driver_library(const char *kind) {
   for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
     if (folders[i] == NULL || (i < 2 && folders[i][0] == '\0')) continue;
     const char *slash = folders[i][0] == '\0' ? "" : "/";
-    snprintf(path, sizeof path, "%s%slibekiden_%s.so", folders[i], slash, kind);
+    snprintf(path, sizeof path, "%s%slibekiden_%s." EK_LIBRARY_SUFFIX, folders[i], slash, kind);
     void *library = ek_dl_open(path, &reason);
     if (library != NULL) return library;
   }
@@ -67,14 +67,14 @@ static int open_driver(ek_device device, const char *doing) {
   ek_driver_open_t open;
   void *library = ek_driver_library(kind);
   if (library == NULL) {
-    return ek_error("DeviceError", "%s: %s: there is no driver libekiden_%s.so here: Ekiden "
+    return ek_error("DeviceError", "%s: %s: there is no driver libekiden_%s." EK_LIBRARY_SUFFIX " here: Ekiden "
                     "brings those of CUDA, OpenCL and Vulkan; EKIDEN_DRIVERS names the folder of others",
                     doing, name.text, kind);
   }
   void *found = ek_dl_symbol(library, "ek_driver_open");
   memcpy(&open, &found, sizeof open);
   if (found != NULL) return open(&host); /* stays loaded: its table lives as long as the process */
-  return ek_error("DeviceError", "%s: %s: libekiden_%s.so is no driver: it has no 'ek_driver_open'",
+  return ek_error("DeviceError", "%s: %s: libekiden_%s." EK_LIBRARY_SUFFIX " is no driver: it has no 'ek_driver_open'",
                   doing, name.text, kind);
 }
 

@@ -65,7 +65,7 @@ typedef struct reader {
   bool failed;
 } reader;
 
-__attribute__((format(printf, 2, 3))) static void fail(reader *r, const char *format, ...) {
+__attribute__((format(EK_PRINTF, 2, 3))) static void fail(reader *r, const char *format, ...) {
   char message[EK_IMAGE_LACKS + 64];
   va_list args;
   if (r->failed) return;

@@ -32,7 +32,7 @@ static void (*find_reporter(void))(void *) {
   static void (*known)(void *);
   void (*found)(void *) = __atomic_load_n(&known, __ATOMIC_RELAXED);
   if (found != NULL) return found;
-  void *address = ek_dl_find("libtvm_ffi.so", "TVMFFIErrorSetRaised");
+  void *address = ek_dl_find("libtvm_ffi." EK_LIBRARY_SUFFIX, "TVMFFIErrorSetRaised");
   memcpy(&found, &address, sizeof found);
   __atomic_store_n(&known, found, __ATOMIC_RELAXED);
   return found;

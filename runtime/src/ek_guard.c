@@ -1,7 +1,7 @@
 /* SIGBUS handler for mapped files that another process truncates. */
-#if !defined(EK_SMALL) && !defined(__wasm__)
-
 #include "ek_guard.h"
+
+#ifdef EK_GUARDS
 
 #include <signal.h>
 #include <stdint.h>

@@ -4,6 +4,7 @@
 **
 ** Signal handlers belong to the application: the handler is installed only if the process requests
 ** it ("ek.files.guard", as the Python binding does).
+** Windows does not let anyone truncate a mapped file.
 */
 #ifndef EK_GUARD_H_
 #define EK_GUARD_H_
@@ -14,7 +15,7 @@
 /* All of these from any thread. A place is a number >= 0 that stands for memory which is
 ** guarded. */
 
-#if defined(EK_SMALL) || defined(__wasm__)
+#if defined(EK_SMALL) || defined(__wasm__) || defined(_WIN32)
 static inline int ek_guard_file(const void *data, size_t size) {
   (void)data;
   (void)size;

@@ -16,7 +16,9 @@
 enum { PAGE = 4096, HEADER_SIZE = 48 };
 
 /* The byte of the header that names an architecture; no image is for others. */
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(_WIN32)
+enum { ARCHITECTURE = 5 };     /* functions are called otherwise than on other systems */
+#elif defined(__x86_64__)
 enum { ARCHITECTURE = 0 };
 #elif defined(__aarch64__)
 enum { ARCHITECTURE = 1 };
@@ -31,7 +33,7 @@ enum { ARCHITECTURE = 255 };
 #endif
 
 static const char *const architectures[] = {"x86-64", "AArch64", "RISC-V", "WebAssembly",
-                                            "Armv7"};
+                                            "Armv7", "Windows"};
 
 static const unsigned char magic[8] = {'E', 'K', 'I', 'M', 'G', 0, ARCHITECTURE, 1};
 

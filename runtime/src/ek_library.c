@@ -177,7 +177,7 @@ int ek_library_load(const char *given, ek_object **out) {
   char here[4096];
   const char *reason = NULL, *path = given;
   /* The system looks for a bare name in its own folders, and not where we are. */
-  if (strchr(given, '/') == NULL && ek_file_exists(given)) {
+  if (ek_path_name(given) == given && ek_file_exists(given)) {
     int length = snprintf(here, sizeof here, "./%s", given);
     if (length > 0 && (size_t)length < sizeof here) path = here;
   }

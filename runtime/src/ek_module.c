@@ -261,8 +261,7 @@ static int call_loader(ek_object *loader, const char *path, ek_object **out) {
 
 /* "so" of "dir.d/libm.so.6", "" without any. */
 static const char *suffix_of(const char *path) {
-  const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
-  const char *dot = strrchr(name, '.');
+  const char *name = ek_path_name(path), *dot = strrchr(name, '.');
   if (strstr(name, ".so.") != NULL) return "so";
   return dot == NULL ? "" : dot + 1;
 }
@@ -277,8 +276,8 @@ int ek_module_load(const char *path, ek_object **out) {
     ek_release(loader);
     return code;
   }
-  if (strcmp(suffix, "so") == 0) return ek_library_load(path, out);
+  if (strcmp(suffix, EK_LIBRARY_SUFFIX) == 0) return ek_library_load(path, out);
   if (strcmp(suffix, "eki") == 0) return load_executable(path, out);
-  return ek_error("ValueError", "load module '%s': a suffix .so or .eki expected, or one with a "
+  return ek_error("ValueError", "load module '%s': a suffix ." EK_LIBRARY_SUFFIX " or .eki expected, or one with a "
                   "registered function '%s'", path, name);
 }

@@ -6,14 +6,35 @@
 #ifndef EK_PLATFORM_H_
 #define EK_PLATFORM_H_
 
-#include <pthread.h>
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+#if defined(_WIN32)
+typedef struct ek_mutex {
+  void *lock;                  /* a slim lock */
+  uint32_t owner, depth;       /* of a recursive one: atomic, the thread that has it or 0 */
+  bool is_recursive;
+} ek_mutex;
+typedef void *ek_once, *ek_thread;
+#define EK_MUTEX_INIT {NULL, 0, 0, false}
+#define EK_ONCE_INIT NULL
+#define EK_LIBRARY_SUFFIX "dll"
+#define EK_FOLDER_SEPARATORS "/\\:"
+#else
+#include <pthread.h>
+typedef pthread_mutex_t ek_mutex;
+typedef pthread_once_t ek_once;
+typedef pthread_t ek_thread;
+#define EK_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+#define EK_ONCE_INIT PTHREAD_ONCE_INIT
+#define EK_LIBRARY_SUFFIX "so"
+#define EK_FOLDER_SEPARATORS "/"
+#endif
 
 /* Locks. An ek_mutex may be initialised with EK_MUTEX_INIT and needs no destroying. */
-typedef pthread_mutex_t ek_mutex;
-#define EK_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 void ek_mutex_lock(ek_mutex *mutex);
 void ek_mutex_unlock(ek_mutex *mutex);
 
@@ -21,12 +42,9 @@ void ek_mutex_unlock(ek_mutex *mutex);
 void ek_mutex_make_recursive(ek_mutex *mutex);
 
 /* Runs 'once' exactly one time in the process, before any caller returns. */
-typedef pthread_once_t ek_once;
-#define EK_ONCE_INIT PTHREAD_ONCE_INIT
 void ek_call_once(ek_once *flag, void (*once)(void));
 
 /* Threads. 'cpu' is one to stay on, or -1 for any. */
-typedef pthread_t ek_thread;
 int ek_thread_start(ek_thread *thread, void (*run)(void *context), void *context, int cpu);
 void ek_thread_join(ek_thread thread);
 void ek_thread_yield(void);
@@ -50,6 +68,10 @@ static inline void ek_pause(void) {
 /* Sleeps while *word == expected; may wake for no reason. ek_wake wakes all sleepers on 'word'. */
 void ek_wait(uint32_t *word, uint32_t expected);
 void ek_wake(uint32_t *word);
+
+/* Nanoseconds of a clock that only goes forward; with 'is_coarse' of one that the system updates at
+** ticks of its own, 1 to 16 ms apart, whose reading takes a fifth of the time. */
+int64_t ek_now(bool is_coarse);
 
 /* One logical processor of each physical core the process may use, at most 'max' of them, that of
 ** the calling thread first. Returns how many there are, at least 1. */
@@ -97,6 +119,12 @@ uint32_t ek_host_features(void);
 #else
 static inline int ek_code_follow(void) { return 0; }
 #endif
+
+/* The name of a file, behind the last folder of its path. */
+static inline const char *ek_path_name(const char *path) {
+  for (size_t size; path[size = strcspn(path, EK_FOLDER_SEPARATORS)] != '\0';) path += size + 1;
+  return path;
+}
 
 bool ek_file_exists(const char *path);
 

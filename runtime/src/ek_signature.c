@@ -31,7 +31,7 @@ typedef struct text {
   size_t size;
 } text;
 
-__attribute__((format(printf, 2, 3))) static void put(text *to, const char *format, ...) {
+__attribute__((format(EK_PRINTF, 2, 3))) static void put(text *to, const char *format, ...) {
   va_list args;
   va_start(args, format);
   int n = vsnprintf(to->bytes + to->size, sizeof to->bytes - to->size, format, args);

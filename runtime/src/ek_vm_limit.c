@@ -5,7 +5,6 @@
 ** functions then run as bytecode, kernels as usual: the clock is read before each call and at
 ** intervals. */
 #include <stdio.h>
-#include <time.h>
 
 #include "ek_vm_step.h"
 
@@ -15,21 +14,7 @@ enum {
   CHECK_INTERVAL_NS = 30000000
 };
 
-/* The clock that the kernel updates at ticks of its own, 1 to 10 ms apart: reading it takes a fifth
-** of the time. */
-#if defined(CLOCK_MONOTONIC_COARSE) && !defined(__EMSCRIPTEN__)
-#define TICKS CLOCK_MONOTONIC_COARSE
-#else
-#define TICKS CLOCK_MONOTONIC
-#endif
-
-static int64_t read_clock(clockid_t clock) {
-  struct timespec time;
-  clock_gettime(clock, &time);
-  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-static int64_t now(void) { return read_clock(CLOCK_MONOTONIC); }
+static int64_t now(void) { return ek_now(false); }
 
 static int64_t first_of(int64_t own, const int64_t *shared) {
   return own != 0 ? own : __atomic_load_n(shared, __ATOMIC_RELAXED);
@@ -86,7 +71,7 @@ void ek_interrupt_check_set(int (*check)(void)) {
 ** that the others hide at most 15 ticks. A run shorter than the interval asks nobody, so that
 ** Python's lock, which others may hold for 5 ms, is taken by long runs only. */
 int ek_vm_look(ek_vm *vm) {
-  int64_t time = read_clock(TICKS);
+  int64_t time = ek_now(true);
   vm->polls = time == vm->looked ? SKIPPED_POLLS : 0;
   vm->looked = time;
   if (time < vm->next_check) return 0;

@@ -1,6 +1,5 @@
 /* Profile of a run: counts and times per instruction, and a list of kernel calls. The time of a
 ** device kernel is measured between two device events, not until it was queued. */
-#include <time.h>
 
 #include "ek_vm_step.h"
 
@@ -19,11 +18,7 @@ typedef struct profile {
   void *begin;                 /* an event of it, owned; NULL where its driver has none */
 } profile;
 
-static int64_t now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
+static int64_t now(void) { return ek_now(false); }
 
 /* Numbers -------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define HOST(name) __attribute__((import_module("ek"), import_name(#name)))
 
@@ -177,17 +176,14 @@ int ek_dl_pin(void *library) {
   return -1;
 }
 
-/* System services of the C library: -D maps getenv and clock_gettime to these ------------ */
+int64_t ek_now(bool is_coarse) {
+  (void)is_coarse;
+  return (int64_t)(host_now() * 1e6);
+}
+
+/* A service of the C library's: -D maps getenv to it ------------------------------------------- */
 
 char *ek_web_getenv(const char *name) {
   (void)name;
   return NULL;
-}
-
-int ek_web_clock(clockid_t clock, struct timespec *time) {
-  double now = host_now();
-  (void)clock;
-  time->tv_sec = (time_t)(now / 1000);
-  time->tv_nsec = (long)((now - (double)time->tv_sec * 1000) * 1e6);
-  return 0;
 }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ekiden.codegen.llvm import compile_ir, compile_object, link_image, parse_image
+from ekiden.codegen.llvm.image import architecture_of
 from ekiden.ir.prim import SizeVar, Var, const
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import InternalError, LoadError
@@ -143,3 +144,31 @@ def test_objects_of_two_architectures_do_not_link() -> None:
                for name, cpu in (("f", "x86-64"), ("g", "cortex-a72"))]  # fmt: skip
     with pytest.raises(InternalError, match="objects of one known machine expected"):
         link_image(objects, ["f", "g"])
+
+
+BIG_FRAME = """
+declare i32 @ek_kernel_error(ptr, ptr)
+define i32 @big(ptr %self, ptr %args, i32 %count, ptr %result) nounwind {
+  %frame = alloca [20000 x i8]
+  %code = call i32 @ek_kernel_error(ptr %frame, ptr %args)
+  ret i32 %code
+}
+"""
+
+
+@pytest.mark.parametrize("environment", ["gnu", "msvc"])
+def test_frames_of_windows_touch_each_page_of_the_stack(environment: str) -> None:
+    target = Target.parse(f"llvm -mtriple=x86_64-pc-windows-{environment} -mcpu=x86-64-v2")
+    image = link_image([compile_ir(BIG_FRAME, target)], ["big"], target)
+    assert architecture_of(image) == "x86_64-windows"
+    assert parse_image(image).imports == ("ek_kernel_error",)  # the probe is inside
+    with pytest.raises(LoadError, match="lacks what its code needs: Windows"):
+        load_image(image)
+
+
+def test_windows_with_any_c_library_gets_the_same_image() -> None:
+    images = set()
+    for environment in ("gnu", "msvc"):
+        target = Target.parse(f"llvm -mtriple=x86_64-pc-windows-{environment} -mcpu=x86-64-v2")
+        images.add(link_image([compile_object([fill("f", 1.0)], target)], ["f"], target))
+    assert len(images) == 1

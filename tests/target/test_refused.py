@@ -40,7 +40,7 @@ THERE = "'llvm', 'c', 'cuda', 'nvptx', 'opencl', 'vulkan', 'metal' and 'webgpu'"
 NO_ROCM = f"there is no code generator for target kind 'rocm'; there are {THERE}"
 THERE_ARE = (
     "x86_64-unknown-linux-gnu, aarch64-unknown-linux-gnu, riscv64-unknown-linux-gnu, "
-    "armv7-unknown-linux-gnueabihf, wasm32-unknown-unknown"
+    "armv7-unknown-linux-gnueabihf, wasm32-unknown-unknown, x86_64-pc-windows-gnu"
 )
 TARGETS = [
     ("rocm", NO_ROCM),
@@ -49,8 +49,8 @@ TARGETS = [
      f"there is no runtime for the triple 'armv7-unknown-linux-gnueabi'; there are {THERE_ARE}"),
     ("llvm -mtriple=armv6l-linux-gnueabihf",
      f"there is no runtime for the triple 'armv6l-unknown-linux-gnueabihf'; there are {THERE_ARE}"),
-    ("llvm -mtriple=x86_64-pc-windows-msvc",
-     f"there is no runtime for the triple 'x86_64-pc-windows-msvc'; there are {THERE_ARE}"),
+    ("llvm -mtriple=aarch64-pc-windows-msvc",
+     f"there is no runtime for the triple 'aarch64-pc-windows-msvc'; there are {THERE_ARE}"),
     ("llvm -mtriple=wasm64",
      f"there is no runtime for the triple 'wasm64-unknown-linux-gnu'; there are {THERE_ARE}"),
     ("llvm -libs=cblas", "target option -libs=cblas: there is no such thing"),

@@ -33,8 +33,20 @@ extern "C" {
 
 /* Marks what the shared library exports; everything else in it is hidden. The static library, which
 ** other libraries are linked with, defines it as hidden. */
+#ifdef _WIN32
+#define EK_EXPORT __declspec(dllexport)
+#else
+#define EK_EXPORT __attribute__((visibility("default")))
+#endif
 #ifndef EK_API
-#define EK_API __attribute__((visibility("default")))
+#define EK_API EK_EXPORT
+#endif
+
+/* Formats are the C standard's everywhere: GCC for Windows takes `printf` for an older system's. */
+#if defined(__MINGW32__) && !defined(__clang__)
+#define EK_PRINTF gnu_printf
+#else
+#define EK_PRINTF printf
 #endif
 
 /* 1. Type indices ------------------------------------------------------------------------------
@@ -526,7 +538,7 @@ typedef struct ek_error_object {
 ** return ek_error("ValueError", "...", ...). Cannot fail: without memory it sets a MemoryError
 ** that exists beforehand. */
 EK_API int ek_error(const char *kind, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+    __attribute__((format(EK_PRINTF, 2, 3)));
 
 /* Sets this thread's error to an existing error object, which is retained. Returns -1. */
 EK_API int ek_error_set(ek_object *error);
@@ -977,7 +989,8 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 **     8  u32 exports           24  u64 offset of exports    40  u64 total size
 **    12  u32 imports           48  what it needs, then zeros up to 4096
 **   4096  text: code and read-only data, position independent
-** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits, 3 WebAssembly of 32, 4 Armv7;
+** 'a' is the architecture: 0 x86-64, 1 AArch64, 2 RISC-V of 64 bits, 3 WebAssembly of 32, 4 Armv7,
+** 5 x86-64 of Windows, where functions are called otherwise;
 ** another machine's image is refused. What it needs are words with a space between each two: the name of the processor that the
 ** code is for, which is for messages, then abilities by the names of /proc/cpuinfo, such as "avx2".
 ** The image is refused where one is missing, or is not known to this runtime. Nothing at all: it

@@ -29,7 +29,7 @@ from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_fea
 from ekiden.target.kinds import MAX_KERNEL_ARGUMENTS, TARGET_KINDS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
 from ekiden.target.target_parser import Config, format_option, parse_target_config
-from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
+from ekiden.target.triple import SUPPORTED_TRIPLES, architecture_of, is_supported, system_of
 
 MAX_VECTOR_BITS = 512
 TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
@@ -199,7 +199,11 @@ class Target:
         """Return whether every machine that can run code for `other` can run this target's code
         too.
         """
-        return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
+        return (
+            self.architecture == other.architecture
+            and system_of(self.triple) == system_of(other.triple)
+            and set(self.needs) <= set(other.needs)
+        )
 
     def check_usable(self, what: str) -> None:
         """Raise CompileError, naming `what` and the alternatives, if no code can be generated for
@@ -211,7 +215,7 @@ class Target:
                 f"there are {supported_kinds()}"
             )
         if self.kind.is_cpu and not is_supported(self.triple):
-            supported = ", ".join(DEFAULT_TRIPLES.values())
+            supported = ", ".join(SUPPORTED_TRIPLES)
             raise CompileError(
                 f"{what}: there is no runtime for the triple {self.triple!r}; there are {supported}"
             )

@@ -34,6 +34,10 @@ DEFAULT_TRIPLES: dict[str, str] = {
     WASM: "wasm32-unknown-unknown",
 }
 """Default triple of each architecture."""
+WINDOWS_TRIPLE = "x86_64-pc-windows-gnu"
+"""Triple of code for Windows. Images do not depend on a C library: `-msvc` gives the same code."""
+SUPPORTED_TRIPLES = (*DEFAULT_TRIPLES.values(), WINDOWS_TRIPLE)
+"""Triples whose architecture and system have a runtime."""
 MICROCONTROLLER_ARCHES = (
     "thumbv6m",
     "thumbv7m",
@@ -75,23 +79,38 @@ def architecture_of(triple: str) -> str:
 
 
 def is_supported(triple: str) -> bool:
-    """Return whether code can be generated for a triple: Linux on an architecture with a runtime
-    (Armv7 only with the hard-float ABI), or WebAssembly without a system.
+    """Return whether code can be generated for a triple: one whose architecture and system are
+    those of SUPPORTED_TRIPLES, for Armv7 only with the hard-float ABI.
     """
-    machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
+    machine, _, _, environment, *_ = [*triple.split("-"), "", "", ""]
     # The runtime for Armv7 is built for the hard-float ABI only.
     if _ARCH_BY_TRIPLE_WORD.get(machine) == ARMV7 and not environment.endswith("eabihf"):
         return False
-    return (
-        machine in _ARCH_BY_TRIPLE_WORD
-        and system == DEFAULT_TRIPLES[_ARCH_BY_TRIPLE_WORD[machine]].split("-")[2]
-    )
+    return (machine, system_of(triple)) in {
+        (supported.partition("-")[0], system_of(supported)) for supported in SUPPORTED_TRIPLES
+    }
+
+
+def system_of(triple: str) -> str:
+    """Return the system of a normalized triple, "" if it has none."""
+    return [*triple.split("-"), "", ""][2]
+
+
+def object_triple(triple: str) -> str:
+    """Return the triple that machine code is generated for: that of a Windows target selects the
+    calling convention of Windows, but ELF as the format of objects, which images are linked from.
+    """
+    return f"{WINDOWS_TRIPLE}-elf" if system_of(triple) == "windows" else triple
 
 
 __all__ = [
     "DEFAULT_TRIPLES",
     "MICROCONTROLLER_ARCHES",
+    "SUPPORTED_TRIPLES",
+    "WINDOWS_TRIPLE",
     "architecture_of",
     "is_supported",
     "normalize_triple",
+    "object_triple",
+    "system_of",
 ]

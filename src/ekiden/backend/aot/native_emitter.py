@@ -28,6 +28,7 @@ from ekiden.runtime.debug.instructions import Instruction, Operand, encode
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
+from ekiden.target.triple import object_triple
 
 NATIVE_SYMBOL_PREFIX = "vm2:"
 """Symbol prefix of native functions, with the version of the runtime interface that they rely on.
@@ -66,7 +67,7 @@ def emit_functions(
     program = AotProgram(primitives, kernels, LlvmModule(target))
     for function in functions:
         _FunctionEmitter(program, function, is_checked).write()
-    head = [f"; for {target}", f'target triple = "{target.triple}"']
+    head = [f"; for {target}", f'target triple = "{object_triple(target.triple)}"']
     return program.module.text(head) + "attributes #0 = { nounwind }\n"
 
 

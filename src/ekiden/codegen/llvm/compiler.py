@@ -24,6 +24,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.target.features import BASELINE_FEATURES, RISCV
+from ekiden.target.triple import object_triple
 from ekiden.tir.stmt import IMPORT_LLVM_ATTR, PrimFunc
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ def _target_machine(target: Target) -> llvm.TargetMachine:
     named = (*sorted(base), *target.features, *(f"-{f}" for f in sorted(target.idle)))
     features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
     return cached_target_machine(
-        target.triple, target.cpu, features, LLVM_ABI_NAMES.get(target.architecture, "")
+        object_triple(target.triple),
+        target.cpu,
+        features,
+        LLVM_ABI_NAMES.get(target.architecture, ""),
     )
 
 

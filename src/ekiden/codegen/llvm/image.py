@@ -19,12 +19,20 @@ import struct
 from collections.abc import Sequence
 
 from ekiden.codegen.llvm import elf, wasm
-from ekiden.codegen.llvm.relocation import LINK_ARCHITECTURES, X86_64, ResolvedReference
+from ekiden.codegen.llvm.relocation import (
+    IMAGE_ARCHITECTURES,
+    LINK_ARCHITECTURES,
+    X86_64,
+    X86_64_WINDOWS,
+    LinkArchitecture,
+    ResolvedReference,
+)
 from ekiden.runtime.binding.layout import ABI_SERVICES, SERVICES
 from ekiden.runtime.binding.opcodes import OPCODES
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
+from ekiden.target.triple import system_of
 
 IMAGE_MAGIC = b"EKIMG\0"
 IMAGE_VERSION = 1
@@ -67,7 +75,7 @@ def link_image(
         InternalError: if code needs what the runtime does not provide, an export is missing, or two
             objects define one name.
     """
-    linker = _create_linker(objects, exports)
+    linker = _create_linker(objects, exports, target)
     provided = VM_HELPERS.union(SERVICES, ABI_SERVICES)
     prefixes = CALL_SITE_PREFIX, EXTERN_PREFIX
     # The loader resolves only these names; anything else would fail in the user's process.
@@ -101,11 +109,43 @@ def _align_up(value: int, alignment: int) -> int:
 
 
 def _create_linker(
-    objects: Sequence[bytes], exports: Sequence[str]
+    objects: Sequence[bytes], exports: Sequence[str], target: Target | None
 ) -> _ImageLinker | wasm.WasmLinker:
     if any(data[: len(wasm.WASM_MAGIC)] == wasm.WASM_MAGIC for data in objects):
         return wasm.WasmLinker(objects, exports)
-    return _ImageLinker([elf.parse_elf(data) for data in objects])
+    parsed = [elf.parse_elf(data) for data in objects]
+    architecture = _link_architecture(parsed, target)
+    return _ImageLinker([*parsed, *_called_helpers(parsed, architecture)], architecture)
+
+
+def _link_architecture(objects: Sequence[elf.ElfObject], target: Target | None) -> LinkArchitecture:
+    """Return the conventions of objects: by their machine, for Windows by the target, as the
+    objects do not name a system.
+    """
+    machines = {file.machine for file in objects} or {X86_64.elf_machine}
+    if len(machines) != 1 or not machines <= set(LINK_ARCHITECTURES):
+        raise InternalError(f"image: objects of one known machine expected, got {machines}")
+    if target is not None and system_of(target.triple) == "windows":
+        return X86_64_WINDOWS
+    return LINK_ARCHITECTURES[machines.pop()]
+
+
+def _called_helpers(
+    objects: Sequence[elf.ElfObject], architecture: LinkArchitecture
+) -> list[elf.ElfObject]:
+    """Return an object for each helper that the objects call."""
+    called = {
+        s.name for file in objects for s in file.symbols if s.section == elf.UNDEFINED_SECTION
+    }
+    return [
+        elf.ElfObject(
+            architecture.elf_machine,
+            {1: elf.ElfSection(".text", code, 16, executable=True)},
+            [elf.ElfSymbol(name, section=1, value=0, is_local=False)],
+        )
+        for name, code in architecture.helpers.items()
+        if name in called
+    ]
 
 
 # Two passes, as every linker's: first all sections of all objects get places, code before data,
@@ -116,13 +156,10 @@ class _ImageLinker:
     offsets.
     """
 
-    def __init__(self, objects: Sequence[elf.ElfObject]) -> None:
+    def __init__(self, objects: Sequence[elf.ElfObject], architecture: LinkArchitecture) -> None:
         self.objects = objects
-        machines = {file.machine for file in objects} or {X86_64.elf_machine}
-        if len(machines) != 1 or not machines <= set(LINK_ARCHITECTURES):
-            raise InternalError(f"image: objects of one known machine expected, got {machines}")
-        self.architecture = LINK_ARCHITECTURES[machines.pop()]
-        self.header_byte = self.architecture.header_byte
+        self.architecture = architecture
+        self.header_byte = architecture.header_byte
         self.section_offsets: dict[tuple[int, int], int] = {}
         self.global_symbols: dict[str, int] = {}
         self.num_bytes = 0
@@ -255,7 +292,7 @@ def architecture_of(image: bytes) -> str:
     """
     names = [
         architecture.name
-        for architecture in LINK_ARCHITECTURES.values()
+        for architecture in IMAGE_ARCHITECTURES
         if architecture.header_byte == image[6]
     ]
     if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC or not names:

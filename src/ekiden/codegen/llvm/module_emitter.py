@@ -10,6 +10,7 @@ from ekiden.codegen.llvm.entry import EntryEmitter
 from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.target import Target
 from ekiden.target.features import WASM
+from ekiden.target.triple import object_triple
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
@@ -27,7 +28,7 @@ def emit_module(funcs: Sequence[PrimFunc], target: Target, debug: DebugInfo | No
     module = LlvmModule(target, debug)
     for func in funcs:
         _add_function(module, func)
-    head = [f"; for {target}", f'target triple = "{target.triple}"']
+    head = [f"; for {target}", f'target triple = "{object_triple(target.triple)}"']
     if target.architecture in DATA_LAYOUTS:
         head.append(f'target datalayout = "{DATA_LAYOUTS[target.architecture]}"')
     frame = "all" if debug else "none"

@@ -8,8 +8,8 @@ and the RISC-V ELF psABI.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -80,6 +80,10 @@ class LinkArchitecture:
     """Function that completes relocations that are relative to other relocations."""
     slot_bytes: int = 8
     """Bytes per address-table slot."""
+    helpers: Mapping[str, bytes] = field(default_factory=dict, hash=False)
+    """Code of the functions that the compiler calls without being asked, by name; it is linked in
+    where it is called.
+    """
 
 
 def _unsupported_relocation(r: ResolvedReference) -> InternalError:
@@ -284,5 +288,27 @@ ARMV7 = LinkArchitecture(
     apply_relocation=_armv7_relocate,
     slot_bytes=4,
 )
+_PROBE_STACK = bytes.fromhex(
+    "50"  # push rax: the size of the frame, in bytes
+    "52"  # push rdx
+    "488d542418"  # lea rdx, [rsp + 24]: the caller's stack pointer
+    "48f7d8"  # neg rax
+    "4801d0"  # add rax, rdx: the end of the frame
+    "4881ea00100000"  # next: sub rdx, 4096
+    "4839c2"  # cmp rdx, rax
+    "7605"  # jbe last
+    "800a00"  # or byte [rdx], 0
+    "ebef"  # jmp next
+    "800800"  # last: or byte [rax], 0
+    "5a58c3"  # pop rdx; pop rax; ret
+)
+"""Code that touches every page of a frame, as Windows gives a stack its pages one after the other;
+it changes no register.
+"""
+X86_64_WINDOWS = replace(
+    X86_64, name="x86_64-windows", header_byte=5, helpers={"___chkstk_ms": _PROBE_STACK}
+)
 LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
 """Architectures by ELF machine number."""
+IMAGE_ARCHITECTURES = (*LINK_ARCHITECTURES.values(), X86_64_WINDOWS)
+"""All that images are made for, whose header bytes differ."""

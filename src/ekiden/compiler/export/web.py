@@ -40,7 +40,7 @@ WEB_TARGETS = tuple(
 RUNTIME_FILE, THREADED_RUNTIME_FILE = "ekiden.wasm", "ekiden-threads.wasm"
 WASM_COMPILER_FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
-    "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
+    "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-DNDEBUG",
     "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-mbulk-memory",
     "-mnontrapping-fptoint", "-msign-ext", "-s", "-Wl,--export-dynamic", "-Wl,--export-table",
     "-Wl,--export=__stack_pointer",
