@@ -157,7 +157,12 @@ class SliceScatter:
         copy = create_block_nest(
             COPY_BLOCK, data.shape, lambda at: BufferStore(result, data[at], at)
         )
-        update = create_block_nest(UPDATE_BLOCK, updates.shape, store_update, rank)
+        if rank:
+            update = create_block_nest(UPDATE_BLOCK, updates.shape, store_update, rank)
+        else:
+            # One update: an ordered axis of one step tells the columns from the order.
+            shape = (const(1), *updates.shape)
+            update = create_block_nest(UPDATE_BLOCK, shape, lambda at: store_update(at[1:]), 1)
         return seq(IfThenElse(Not(_has_same_memory(data, result)), copy), update)
 
     def _slice_coordinates(
