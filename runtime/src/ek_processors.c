@@ -105,10 +105,12 @@ int ek_cpu_quota(const char *groups, const char *mount) {
   return 0;
 }
 
+#ifndef __wasm__ /* there the host says how many workers it has */
 int ek_physical_cpus(int *cpus, int max) {
   long online = sysconf(_SC_NPROCESSORS_ONLN);
   int count = online < 1 ? 1 : online > max ? max : (int)online;
   for (int i = 0; i < count; i++) cpus[i] = -1;
   return count;
 }
+#endif
 #endif
