@@ -445,3 +445,41 @@ def test_places_of_blocks_and_loops() -> None:
     assert sch.get_sref(i).stmt is other.get_sref(i).stmt
     outer, _ = sch.split(i, [None, 2])
     assert sch.get_sref(outer).stmt.extent == 4 and other.get_sref(i).stmt.extent == 8
+
+
+@T.prim_func
+def windows(
+    x: T.Buffer((16, 6), "float32"), w: T.Buffer((3,), "float32"), out: T.Buffer((16, 6), "float32")
+) -> None:
+    copied = T.alloc_buffer((16, 6), "float32")
+    for i, j in T.grid(16, 6):
+        with T.block("copy"):
+            a, b = T.axis.remap("SS", [i, j])
+            copied[a, b] = x[a, b]
+    for i, j, k in T.grid(16, 6, 3):
+        with T.block("sum"):
+            a, b, c = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                out[a, b] = 0.0
+            out[a, b] = out[a, b] + T.if_then_else(
+                b + c >= 1 and b + c < 7, copied[a, b + c - 1] * w[c], 0.0
+            )
+
+
+def test_blockize_keeps_both_bounds_of_an_iterator() -> None:
+    sch = tir.Schedule(windows)
+    copy = sch.get_block("copy")
+    sch.compute_at(copy, sch.get_loops(sch.get_block("sum"))[2], preserve_unit_loops=True)
+    sch.blockize(sch.get_loops(copy)[-1])
+    assert "T.where(j + k - 1 >= 0 and j + k - 1 < 6)" in str(sch.func)
+    tir.verify(lower(sch.func))
+
+
+def test_a_region_behind_the_first_does_not_begin_the_sum() -> None:
+    sch = tir.Schedule(windows)
+    loop = sch.get_loops(sch.get_block("sum"))[2]
+    sch.reorder(loop, *sch.get_loops(sch.get_block("sum"))[:2])
+    regions = sch.partition_by_conditions(sch.get_block("sum"), loop)
+    later = sch.get_loops(regions[-1])[-1]
+    with pytest.raises(ScheduleError, match="another block begins the reduction over 'c'"):
+        sch.decompose_reduction(regions[-1], later)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.arith import determines
+from ekiden.arith import determines, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, fold_binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
@@ -113,6 +113,9 @@ def decompose_reduction(
                 " from the init on",
                 inner_loop,
             )
+    # Loops of one step outside may be part of an index; they reduce nothing.
+    units = [s for s in above if is_const(s.extent, 1)]
+    _require_first_step(step, realize, [*units, *inner])
     predicate = _spatial_conditions(step, realize, reduced)
     # Each point is set once, then summed once.
     loop_vars = {s.loop_var for s in inner if not is_const(s.extent, 1)}
@@ -131,6 +134,25 @@ def decompose_reduction(
     update = ScheduleProgram(program.replace(block, block.with_fields(init=None)))
     update_loop = update.loops[loop.loop_var]
     return update.replace(update_loop, flatten_seq(nest, update_loop)), [init_name]
+
+
+def _require_first_step(step: str, realize: BlockRealize, inner: Sequence[For]) -> None:
+    """Refuse a block whose loops do not begin its reduction, such as a later region of a loop that
+    was cut: its init never runs there.
+    """
+    for iterator, first in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        if iterator.kind is not IterKind.REDUCE:
+            continue
+        value = first
+        # From the innermost loop outwards, since a range may depend on the loops around it.
+        for loop in reversed(inner):
+            value = substitute(value, {loop.loop_var: loop.min})
+        if not is_const(simplify(value), 0):
+            refuse(
+                f"{step} {realize.block.name!r}: another block begins the reduction over "
+                f"{iterator.var.name!r}",
+                realize,
+            )
 
 
 def _init_nest(

@@ -164,8 +164,12 @@ def _split_predicate(
             analyzer.bind(divided_iter.outer.var, 0, divided_iter.outer.extent)
         for divided_iter, i in zip(divided, realize.block.iter_vars, strict=True):
             # The outer iterator stays in its domain, and the one inside in what is left of it.
-            if not around.can_prove(divided_iter.outer_value < divided_iter.outer.extent):
-                outside.append(divided_iter.outer_value < divided_iter.outer.extent)
+            for guard in (
+                divided_iter.outer_value >= 0,
+                divided_iter.outer_value < divided_iter.outer.extent,
+            ):
+                if not around.can_prove(guard):
+                    outside.append(guard)
             within = divided_iter.inner_value < i.extent
             if not analyzer.can_prove(within):
                 inside.append(within)
