@@ -12,7 +12,7 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import FAMILIES, schedule, select_kernel
-from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
+from ekiden.kernels.attention.attention_config import AttentionConfig
 from ekiden.kernels.cost_model import choose_panel_width
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import MatmulSizes

@@ -13,12 +13,13 @@ Proofs about polynomials are in polynomial_proofs.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ekiden.arith import poly
 from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
-from ekiden.arith.poly import CONSTANT_MONOMIAL, Monomial, Poly, PolyKey
-from ekiden.arith.polynomial_proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
+from ekiden.arith.mixed_radix import MixedRadixRecombiner
+from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
+from ekiden.arith.polynomial_proofs import MAX_PROOF_DEPTH
 from ekiden.arith.rewrite_rules import NORMALIZE_RULES, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker
 from ekiden.ir import dtype as dt
@@ -77,7 +78,7 @@ from ekiden.ir.prim_visitor import (
 #   (`_ORDER_DEPENDENT_OPS`) stays as it is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
-class CanonicalForm(RuleWalker[Poly], PolynomialProver):
+class CanonicalForm(RuleWalker[Poly], MixedRadixRecombiner):
     """Converter between expressions and canonical polynomials over atoms.
 
     What is known of variables is set by its subclass, the Analyzer.
@@ -88,8 +89,6 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_symbolic_remainders = False
-        """Whether there are remainders by a symbol."""
         self._rewritten_forms: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
         self._stale_atoms: set[int] = set()
@@ -252,146 +251,6 @@ class CanonicalForm(RuleWalker[Poly], PolynomialProver):
     def _canonicalize_mul(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Mul)
         return poly.multiply(self._form_of(e.a), self._form_of(e.b))
-
-    def _recombine_divmod(self, p: Poly) -> Poly:
-        """Recombine quotient and remainder terms.
-
-        (x // c) * c + x % c -> x;  (x // c + t) % d * c + x % c -> (x + t * c) % (c * d);
-        (x // c) * c -> x for a multiple x of c
-        """
-        # All by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
-        # second joins two digits in mixed radix to one: what fusing two loops and splitting them
-        # again leaves, of x = chunk * 8192 + i with t = chunk * 64, a multiple of c having been
-        # taken out of both. Each time there is a remainder less, so this ends.
-        for monomial, scale in p.items():
-            if len(monomial) != 1:
-                continue
-            atom = self._atoms[monomial[0]]
-            if atom.numerator is None:
-                continue
-            if not isinstance(atom.expr, FloorMod):
-                if scale % atom.divisor == 0 and self._is_multiple(atom.numerator, atom.divisor):
-                    remainder = {m: c for m, c in p.items() if m != monomial}
-                    factor = scale // atom.divisor
-                    return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), factor))
-                continue
-            quotient = self._atom_indices.get((FloorDiv, atom.numerator, atom.divisor))
-            if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
-                remainder = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
-                return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), scale))
-            above = None if quotient is None else self._next_floormod_term(p, quotient, scale, atom)
-            if above is not None:
-                number, rest = above
-                remainder = {m: c for m, c in p.items() if m not in (monomial, (number,))}
-                size = poly.constant_poly(atom.divisor * self._atoms[number].divisor)
-                together = poly.add(dict(atom.numerator), rest, atom.divisor)
-                joined = self._canonicalize_modulo(together, size, atom.expr.dtype)
-                return self._recombine_divmod(poly.add(remainder, joined, scale))
-        return self._recombine_symbolic(p) if self._has_symbolic_remainders else p
-
-    def _is_multiple(self, numerator: PolyKey, divisor: int) -> bool:
-        """Return whether a sum is divisible, using that x % c differs from x by a multiple of c.
-
-        A size padded to full blocks, x + -x % c, is one.
-        """
-        p = dict(numerator)
-        while True:
-            p = poly.divide_by_const(p, divisor)[1]
-            for monomial, scale in p.items():
-                atom = self._atoms[monomial[0]] if len(monomial) == 1 else None
-                if atom is None or atom.numerator is None or not isinstance(atom.expr, FloorMod):
-                    continue
-                if scale * atom.divisor % divisor == 0:
-                    remainder = {m: c for m, c in p.items() if m != monomial}
-                    p = poly.add(remainder, dict(atom.numerator), scale)
-                    break
-            else:
-                return not p
-
-    def _next_floormod_term(
-        self, p: Poly, quotient: int, scale: int, atom: Atom
-    ) -> tuple[int, Poly] | None:
-        """Return the floormod term of p that is `(quotient + t) % d`, the next mixed-radix digit
-        above `atom`, with t.
-        """
-        for monomial, coefficient in p.items():
-            if len(monomial) != 1 or coefficient != scale * atom.divisor:
-                continue
-            above = self._atoms[monomial[0]]
-            if above.numerator is None or not isinstance(above.expr, FloorMod):
-                continue
-            rest = dict(above.numerator)
-            if rest.pop((quotient,), 0) == 1:
-                return monomial[0], rest
-        return None
-
-    def _recombine_symbolic(self, p: Poly) -> Poly:
-        """Recombine, for a symbolic divisor d, (x // d) * d * y + x % d * y to x * y, and
-        (x // d + t) % n * d * y + x % d * y to (x + t * d) % (n * d) * y.
-        """
-        # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
-        # other monomial y. Only analyzers that have met such a remainder come here
-        # (_has_symbolic_remainders).
-        for monomial, scale in p.items():
-            for number in monomial:
-                digit = self._atoms[number].symbolic_remainder
-                if digit is None:
-                    continue
-                numerator, key = digit
-                quotient = self._atom_indices.get((FloorDiv, numerator, key))
-                ((divisor, factor),) = key
-                if quotient is None:
-                    continue
-                cofactors = list(monomial)
-                cofactors.remove(number)
-                partner = tuple(sorted((*cofactors, quotient, *divisor)))
-                if p.get(partner) == scale * factor:
-                    remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
-                    joined = poly.multiply(dict(numerator), {tuple(cofactors): scale})
-                    return self._recombine_divmod(poly.add(remainder, joined))
-                above = self._next_symbolic_digit(p, quotient, cofactors, divisor, scale * factor)
-                if above is None:
-                    continue
-                partner, rest, size = above
-                divided_by = {divisor: factor}
-                together = poly.add(dict(numerator), poly.multiply(rest, divided_by))
-                size = poly.multiply(size, divided_by)
-                remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
-                digits = self._canonicalize_modulo(together, size, self._atoms[number].expr.dtype)
-                joined = poly.multiply(digits, {tuple(cofactors): scale})
-                return self._recombine_divmod(poly.add(remainder, joined))
-        return p
-
-    def _next_symbolic_digit(
-        self, p: Poly, quotient: int, cofactors: Sequence[int], divisor: Monomial, scale: int
-    ) -> tuple[Monomial, Poly, Poly] | None:
-        """Return the term of p that is `(quotient + t) % n` times a divisor and cofactors, with t
-        and n, for n above 0.
-        """
-        factors = sorted((*cofactors, *divisor))
-        for monomial, coefficient in p.items():
-            if coefficient != scale or len(monomial) != len(factors) + 1:
-                continue
-            for number in monomial:
-                atom = self._atoms[number]
-                others = list(monomial)
-                others.remove(number)
-                digit = self._remainder_parts(atom)
-                if digit is None or others != factors:
-                    continue
-                rest, size = digit
-                if rest.pop((quotient,), 0) == 1 and self._bound(size)[0] >= 0:
-                    return monomial, rest, size
-        return None
-
-    def _remainder_parts(self, atom: Atom) -> tuple[Poly, Poly] | None:
-        """Return dividend and divisor of an atom that is a remainder, or None."""
-        if atom.symbolic_remainder is not None:
-            numerator, size = atom.symbolic_remainder
-            return dict(numerator), dict(size)
-        if atom.numerator is not None and isinstance(atom.expr, FloorMod):
-            return dict(atom.numerator), poly.constant_poly(atom.divisor)
-        return None
 
     def _canonicalize_div(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Div)

@@ -25,7 +25,7 @@ from ekiden.ir.prim import (
     is_const,
     minimum,
 )
-from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
+from ekiden.kernels.attention.attention_config import AttentionConfig
 from ekiden.kernels.recurrent.layers import PEEPHOLE_NAMES
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.weights import DOT_WORD_CHANNELS

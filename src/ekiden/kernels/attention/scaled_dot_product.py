@@ -33,6 +33,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
+from ekiden.kernels.attention.attention_config import AttentionConfig, StridedOperand
 from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
 from ekiden.kernels.cost_model import (
     MAX_PANEL_VECTORS,
@@ -88,41 +89,6 @@ MAX_ATTENTION_TILE_ROWS = 12
 """Maximum tile rows: more only increase code size."""
 ASSUMED_KEYS = 1 << 12
 """Assumed number of keys where it is dynamic."""
-CAUSAL_MODES = ("", "start", "end")
-"""Causal modes: no mask, mask aligned at the first key, mask aligned at the last key."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionConfig:
-    """Static parameters of an attention: layouts of query, key, value and result, the scale of
-    scores (None: 1 / sqrt(depth)), the causal mode, the softcap (0: none), and whether NaN
-    probabilities count as 0.
-    """
-
-    layouts: tuple[str, str, str, str] = ("bhsd",) * 4
-    scale: float | None = None
-    causal: str = ""
-    softcap: float = 0.0
-    nan_as_zero: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StridedOperand:
-    """Buffer with its dimensions and strides by the axis letters of its layout."""
-
-    buffer: Buffer
-    dims: dict[str, PrimExpr]
-    strides: dict[str, PrimExpr]
-
-    @staticmethod
-    def from_buffer(buffer: Buffer, layout: str) -> StridedOperand:
-        """Return the operand of a compact buffer whose axes are in the order of `layout`."""
-        step: PrimExpr = const(1)
-        strides = {}
-        for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
-            strides[axis] = step
-            step = simplify(step * dim)
-        return StridedOperand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -693,10 +659,7 @@ FAMILY = Family(
 )
 
 __all__ = [
-    "CAUSAL_MODES",
-    "AttentionConfig",
     "AttentionKernel",
-    "StridedOperand",
     "attention_sizes",
     "build_attention",
 ]

@@ -33,11 +33,8 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.kernels.attention.scaled_dot_product import (
-    AttentionConfig,
-    StridedOperand,
-    attention_sizes,
-)
+from ekiden.kernels.attention.attention_config import AttentionConfig, StridedOperand
+from ekiden.kernels.attention.scaled_dot_product import attention_sizes
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family

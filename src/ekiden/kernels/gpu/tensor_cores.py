@@ -20,7 +20,8 @@ from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.contraction_factors import ContractionFactors
 from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop
-from ekiden.kernels.gpu.tiled_matmul import SharedTile, TiledMatmulKernel
+from ekiden.kernels.gpu.shared_tile import SharedTile
+from ekiden.kernels.gpu.tiled_matmul import TiledMatmulKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations

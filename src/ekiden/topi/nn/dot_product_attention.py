@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
-from ekiden.kernels.attention.scaled_dot_product import AttentionConfig, AttentionKernel
+from ekiden.kernels.attention.attention_config import AttentionConfig
+from ekiden.kernels.attention.scaled_dot_product import AttentionKernel
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt

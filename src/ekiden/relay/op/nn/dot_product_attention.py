@@ -12,7 +12,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, Shapes, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
-from ekiden.kernels.attention.scaled_dot_product import CAUSAL_MODES, AttentionConfig
+from ekiden.kernels.attention.attention_config import CAUSAL_MODES, AttentionConfig
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import (
     call_op,
