@@ -73,6 +73,7 @@ def _emit_sum_loops(
         raise ScheduleError("depthwise_tile: conditions of rows on more than one loop of the sum")
 
     def emit_step(values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
+        """Emit one iteration of all loops, at these values of their variables."""
         a, b = const(0), nest.b_base
         for value, s in zip(values, loops, strict=True):
             a, b = a + value * s.a_stride, b + value * s.b_stride
@@ -82,6 +83,7 @@ def _emit_sum_loops(
     begin, *_ = (*listed, len(loops))
 
     def nest_from(first: int, values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
+        """Emit the loops from the first-th on, around one iteration."""
         body = emit_step([*values, *variables[first:]], rows)
         for var, s in zip(reversed(variables[first:]), reversed(loops[first:]), strict=True):
             body = For(var, s.begin, s.extent, ForKind.SERIAL, body)
