@@ -101,6 +101,38 @@ def test_a_model_in_use_is_not_evicted(folder: Path) -> None:
         assert loaded(server) == {"a"}
 
 
+def test_models_that_take_turns_all_answer(folder: Path, two_models: int) -> None:
+    with serving(folder, load="demand", model_bytes=two_models // 2) as server:
+        answers: list[int] = []
+
+        def ask(name: str) -> None:
+            for _ in range(5):
+                answers.append(server.infer(name, x=X).status)
+
+        clients = [Thread(target=ask, args=(name,)) for name in "abcabc"]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(60)
+        assert answers == [200] * 30
+
+
+def test_a_changed_model_without_room_beside_itself_is_refused(
+    folder: Path, two_models: int
+) -> None:
+    path = folder / "a" / "1" / "model.eki"
+    size = two_models // 2
+    with serving(folder, load="demand", model_bytes=two_models - 1) as server:
+        infer(server, "a")
+        path.write_bytes(path.read_bytes())
+        answer = server.ask("POST", "/v2/repository/models/a/load", {})
+        assert answer.error == (
+            f"load 'a': the files of 'a' have {size} bytes, its loaded versions {size};"
+            f" models may have {two_models - 1} together (model_bytes): unload it first"
+        )
+        infer(server, "a")
+
+
 def test_requests_that_come_together_share_one_load(folder: Path) -> None:
     with serving(folder, load="demand") as server:
         repository = server.server.engine.repository
@@ -123,7 +155,7 @@ def test_a_model_beyond_the_budget_is_refused_with_both_sizes(folder: Path) -> N
         )
         size = (folder / "a" / "1" / "model.eki").stat().st_size
         assert row["reason"] == (
-            f"load 'a': its files have {size} bytes; models may have 100 together (model_bytes)"
+            f"the files of 'a' have {size} bytes; models may have 100 together (model_bytes)"
         )
 
 

@@ -193,10 +193,11 @@ class ServedModel:
     """Whether it was unloaded on request, and so is not loaded on demand."""
     demand_load: asyncio.Future[None] | None = None
     """The load that requests wait for."""
+    num_waiting: int = 0
+    """Requests that wait for it."""
     row_independence: dict[FileStamp, bool] = field(default_factory=dict)
     """Whether the rows of a loaded file are independent, which an evicted model does not try
     again."""
-
     statistics: dict[int, VersionStatistics] = field(default_factory=dict)
     """Statistics by version, which outlive an eviction."""
 
@@ -224,7 +225,9 @@ class ServedModel:
     def is_idle(self) -> bool:
         """Return whether no request, sequence or load uses it."""
         self.sequences.end_idle()
-        return not self.lock.locked() and all(v.num_users == 0 for v in self.versions.values())
+        if self.lock.locked() or self.num_waiting:
+            return False
+        return all(version.num_users == 0 for version in self.versions.values())
 
     def get(self, version: str = "") -> ModelVersion:
         """Return a ready version, by default the newest. Raises RequestError."""
@@ -352,11 +355,13 @@ class ModelRepository:
 
     async def _load_on_demand(self, model: ServedModel) -> None:
         """Wait for a load of the model, which all of its requests share."""
-        if not await self.can_load(model):
+        if not await self._can_load(model):
             raise RequestError(f"model '{model.name}' could not be loaded", "not_ready", 1.0)
         if model.demand_load is None:
             model.demand_load = asyncio.ensure_future(self._load(model))
             model.demand_load.add_done_callback(lambda load: _end_demand_load(model, load))
+        # Counted, or another load would evict the model before its first request resumes.
+        model.num_waiting += 1
         try:
             async with asyncio.timeout(model.config.seconds):
                 # Shielded: a client that leaves must not end the load for the others.
@@ -368,8 +373,11 @@ class ModelRepository:
             raise RequestError(
                 f"model '{model.name}' could not be loaded", "not_ready", 1.0
             ) from error
+        finally:
+            model.num_waiting -= 1
+            self.residents.notify_idle()
 
-    async def can_load(self, model: ServedModel) -> bool:
+    async def _can_load(self, model: ServedModel) -> bool:
         """Return whether a load may succeed: false after a failure until the files change."""
         failure = model.load_failure
         return failure is None or failure.files != await asyncio.to_thread(_list_files, model)

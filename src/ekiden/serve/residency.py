@@ -89,14 +89,18 @@ class ResidentModels:
     async def reserve(self, name: str, num_bytes: int) -> AsyncIterator[None]:
         """Reserve the bytes of a load until the end of the block, evicting idle models; wait for
         one while none is idle. Raises LoadError if the budget is too small beside the pinned
-        models.
+        models and the loaded versions of this one.
         """
         pinned = sum(m.num_bytes for m in self._models.values() if m.is_pinned and m.name != name)
-        if self._budget and num_bytes + pinned > self._budget:
-            beside = f", and pinned models {pinned}" if pinned else ""
+        # A model keeps serving its loaded versions while its new ones load.
+        loaded = self._models[name].num_bytes if name in self._models else 0
+        if self._budget and num_bytes + pinned + loaded > self._budget:
+            also = f", its loaded versions {loaded}" if loaded else ""
+            also += f", pinned models {pinned}" if pinned else ""
+            hint = ": unload it first" if loaded and num_bytes + pinned <= self._budget else ""
             raise LoadError(
-                f"load '{name}': its files have {num_bytes} bytes{beside}; models may have"
-                f" {self._budget} together (model_bytes)"
+                f"the files of '{name}' have {num_bytes} bytes{also}; models may have"
+                f" {self._budget} together (model_bytes){hint}"
             )
         while not self._make_room(name, num_bytes):
             self._changed.clear()
