@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -26,6 +27,12 @@ def loaded(server: Running) -> set[str]:
     """Return the names of the models in memory."""
     index = server.ask("POST", "/v2/repository/index", {"ready": True}).json
     return {row["name"] for row in index}
+
+
+def _await_value(get: Callable[[], object], expected: object) -> None:
+    """Wait until a value is the expected one."""
+    while get() != expected:
+        time.sleep(0.01)
 
 
 def infer(server: Running, model: str) -> None:
@@ -193,6 +200,31 @@ def test_text_models_are_listed_before_they_are_loaded(tmp_path: Path) -> None:
         body = {"model": "echo", "messages": [{"role": "user", "content": "one two"}]}
         assert server.ask("POST", "/v1/chat/completions", body).status == 200
         assert loaded(server) == {"echo"}
+
+
+def test_a_text_model_added_later_is_listed_before_it_is_loaded(tmp_path: Path) -> None:
+    with serving(tmp_path, load="demand", poll_seconds=0.05) as server:
+        (tmp_path / "echo").mkdir()
+        (tmp_path / "echo" / "model.toml").write_text('[text]\nobject = "toy_text:Echo"\n')
+        _await_value(lambda: len(server.ask("GET", "/v1/models").json["data"]), 1)
+        assert loaded(server) == set()
+
+
+def test_a_pinned_model_added_later_is_loaded(tmp_path: Path) -> None:
+    with serving(tmp_path, load="demand", poll_seconds=0.05) as server:
+        put(tmp_path, "a", DOUBLE, config="[model]\npinned = true\n")
+        _await_value(lambda: loaded(server), {"a"})
+
+
+def test_polling_passes_a_damaged_model_which_is_tried_once(folder: Path) -> None:
+    (folder / "a" / "1" / "model.eki").write_bytes(b"nothing")
+    with serving(folder, poll_seconds=0.02) as server:
+        failures = []
+        repository = server.server.engine.repository
+        repository._on_event = lambda event, **fields: failures.append((event, fields["model"]))
+        put(folder, "d", DOUBLE)
+        _await_value(lambda: loaded(server), {"b", "c", "d"})
+        assert failures == [("loaded", "d")]
 
 
 def test_the_server_is_not_ready_with_a_model_that_failed(folder: Path) -> None:

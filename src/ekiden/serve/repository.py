@@ -58,11 +58,19 @@ class VersionState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Configuration of a model in the folder, and the files of its versions."""
+
+    config: ModelConfig
+    stamps: dict[int, FileStamp]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFailure:
     """Failure to load a model, and the files that failed."""
 
     reason: str
-    files: dict[int, FileStamp] | None
+    files: ModelFiles | None
     """None if they could not be listed."""
 
 
@@ -196,8 +204,7 @@ class ServedModel:
     num_waiting: int = 0
     """Requests that wait for it."""
     row_independence: dict[FileStamp, bool] = field(default_factory=dict)
-    """Whether the rows of a loaded file are independent, which an evicted model does not try
-    again."""
+    """Whether the rows of each version's file are independent, known beyond an eviction."""
     statistics: dict[int, VersionStatistics] = field(default_factory=dict)
     """Statistics by version, which outlive an eviction."""
 
@@ -382,16 +389,18 @@ class ModelRepository:
         failure = model.load_failure
         return failure is None or failure.files != await asyncio.to_thread(_list_files, model)
 
-    async def load_initial(self, name: str) -> None:
-        """Load a model at the start of the server; with loading on demand, only a pinned one.
-        Raises RequestError.
+    async def load_or_configure(self, name: str) -> None:
+        """Load a model; with loading on demand, read its configuration, and load it only if it is
+        pinned. Raises RequestError.
         """
         model = self.get(name)
         if self.loads_on_demand:
-            model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
+            if not model.states:
+                model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
             with suppress(EkidenError):  # the load tells it
                 config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
-                model.configure(config)
+                if config != model.config:
+                    model.configure(config)
                 if not config.pinned:
                     return
         await self._load(model)
@@ -485,6 +494,8 @@ class ModelRepository:
             model.configure(config)
             self._swap_versions(model, new_versions)
             self.residents.add(model)
+        for stamp in model.row_independence.keys() - set(stamps.values()):
+            del model.row_independence[stamp]
 
     async def _load_version(
         self, model: ServedModel, number: int, path: Path, stamp: FileStamp, config: ModelConfig
@@ -497,7 +508,7 @@ class ModelRepository:
         # Compiling takes seconds to minutes, in which the loop must answer other requests.
         program = await asyncio.to_thread(load_program, path, config, known_independence)
         if config.batching.enabled and program.make_session is None:
-            model.row_independence = {stamp: bool(program.signature.batch_symbol)}
+            model.row_independence[stamp] = bool(program.signature.batch_symbol)
         self._on_event(
             "loaded", model=model.name, version=number,
             seconds=round(time.perf_counter() - started, 3),
@@ -587,19 +598,33 @@ class ModelRepository:
         self.runners.close()
 
     async def poll_folder(self) -> None:
-        """Load models that are new or changed in the folder, and unload those that are gone."""
-        names = self.scan()
+        """Load models that are new or changed in the folder, and unload those that are gone. What
+        fails is in the log and in the index, and is tried again when its files change.
+        """
+        names = set(self.scan())
         for name, model in list(self.models.items()):
             # A model added by add_text has no file and is never unloaded here.
             is_file = model.path.parent == self.folder and name in names
-            if not is_file and model.versions and model.text is None:
-                await self.unload(name)
-            elif not is_file and model.load_failure is not None:
-                model.load_failure, model.is_unloaded = None, True
-            elif is_file and not model.versions and self.loads_on_demand:
-                continue  # the next request reads the files as they are then
-            elif is_file and await asyncio.to_thread(_files_differ, model):
-                await self.load(name)
+            with suppress(RequestError):
+                if is_file:
+                    await self._update(model)
+                elif model.versions and model.text is None:
+                    await self.unload(name)
+                elif model.load_failure is not None:
+                    model.load_failure, model.is_unloaded = None, True
+
+    async def _update(self, model: ServedModel) -> None:
+        """Load a model of the folder if its files have changed; one to be loaded on demand is
+        configured. Raises RequestError.
+        """
+        if model.load_failure is not None and not await self._can_load(model):
+            return
+        if not model.versions and self.loads_on_demand:
+            # The next request reads the files as they are then.
+            if not model.is_unloaded:
+                await self.load_or_configure(model.name)
+        elif await asyncio.to_thread(_files_differ, model):
+            await self.load(model.name)
 
 
 def _end_demand_load(model: ServedModel, load: asyncio.Future[None]) -> None:
@@ -609,24 +634,17 @@ def _end_demand_load(model: ServedModel, load: asyncio.Future[None]) -> None:
         load.exception()
 
 
-def _list_files(model: ServedModel) -> dict[int, FileStamp] | None:
-    """Return the files of a model's versions as they are, with that of its configuration as version
-    -1; None if they cannot be listed.
-    """
+def _list_files(model: ServedModel) -> ModelFiles | None:
+    """Return the files of a model as they are now; None if they cannot be listed."""
     try:
-        settings_path = model.path / "model.toml"
-        config = read_model_config(settings_path)
-        stamps = {n: file_stamp(p) for n, p in version_files(model.path, config).items()}
-        return {**stamps, -1: file_stamp(settings_path)} if settings_path.exists() else stamps
+        config = read_model_config(model.path / "model.toml")
+        files = version_files(model.path, config)
+        return ModelFiles(config, {n: file_stamp(path) for n, path in files.items()})
     except (EkidenError, OSError):
         return None
 
 
 def _files_differ(model: ServedModel) -> bool:
     """Return whether the folder's files differ from the loaded ones."""
-    try:
-        config = read_model_config(model.path / "model.toml")
-        stamps = {n: file_stamp(p) for n, p in version_files(model.path, config).items()}
-    except (EkidenError, OSError):
-        return True
-    return stamps != {n: v.file_stamp for n, v in model.versions.items()} or config != model.config
+    loaded = {number: version.file_stamp for number, version in model.versions.items()}
+    return _list_files(model) != ModelFiles(model.config, loaded)

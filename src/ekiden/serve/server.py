@@ -172,7 +172,7 @@ class Server:
             engine.repository.add_text(name, model)
         for name in engine.repository.scan():
             with contextlib.suppress(RequestError):  # it is in the log and in the index
-                await engine.repository.load_initial(name)
+                await engine.repository.load_or_configure(name)
         engine.has_started = True
         # Collection settings are global; a server embedded in a program must not change them.
         if self._has_process:
@@ -182,8 +182,6 @@ class Server:
             await asyncio.sleep(self.config.poll_seconds)
             try:
                 await engine.repository.poll_folder()
-            except RequestError:
-                pass  # it is in the log and in the index
             except EkidenError as error:
                 engine.log.write("error", "poll_failed", error=str(error))
 
