@@ -94,6 +94,15 @@ def test_requests_of_one_run_each_count_its_time() -> None:
     assert fields["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 500_000_000}
 
 
+def test_the_batch_sizes_of_statistics_are_bounded() -> None:
+    statistics = VersionStatistics()
+    for rows in range(1, 1001):
+        statistics.count_run(rows, seconds=0.5, num_requests=1, queued=0.0)
+    fields: Any = statistics.as_fields("m", 1)
+    assert (fields["execution_count"], len(fields["batch_stats"])) == (1000, 256)
+    assert fields["inference_count"] == sum(range(1, 1001))
+
+
 def test_statistics_of_unknown_models_and_versions_are_refused(server: Running) -> None:
     assert server.ask("GET", "/v2/models/none/stats").status == 404
     assert server.ask("GET", "/v2/models/soft/versions/7/stats").status == 404

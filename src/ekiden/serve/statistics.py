@@ -14,6 +14,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.config import ModelConfig
 from ekiden.serve.signature import ModelSignature, TensorPort
 
+MAX_BATCH_SIZES = 256
+"""Numbers of rows whose runs are counted apart."""
+
 __all__ = ["TRITON_DATA_TYPES", "Duration", "VersionStatistics", "model_configuration"]
 
 
@@ -48,6 +51,7 @@ class VersionStatistics:
     """The run of each request; requests of one run count it once each."""
     runs_by_rows: dict[int, Duration] = field(default_factory=dict)
     num_rows: int = 0
+    num_runs: int = 0
     last_request_ms: int = 0
     """Milliseconds since the epoch."""
 
@@ -59,12 +63,15 @@ class VersionStatistics:
     def count_run(self, rows: int, seconds: float, num_requests: int, queued: float) -> None:
         """Count a run of `num_requests` requests that were queued for `queued` seconds together."""
         self.num_rows += rows
+        self.num_runs += 1
         self.queue.add(queued, num_requests)
         self.infer.add(seconds * num_requests, num_requests)
         runs = self.runs_by_rows.get(rows)
-        if runs is None:
+        # Bounded, because clients choose the rows.
+        if runs is None and len(self.runs_by_rows) < MAX_BATCH_SIZES:
             runs = self.runs_by_rows[rows] = Duration()
-        runs.add(seconds)
+        if runs is not None:
+            runs.add(seconds)
 
     def as_fields(self, name: str, version: int) -> dict[str, object]:
         """Return the fields of Triton's ModelStatistics. Copies of inputs and outputs are part of
@@ -76,7 +83,7 @@ class VersionStatistics:
             "version": str(version),
             "last_inference": self.last_request_ms,
             "inference_count": self.num_rows,
-            "execution_count": sum(runs.count for runs in self.runs_by_rows.values()),
+            "execution_count": self.num_runs,
             "inference_stats": {
                 "success": self.success.as_fields(),
                 "fail": self.fail.as_fields(),

@@ -123,7 +123,7 @@ class TileBuilder:
         moved = substitute(flat, {var: var + 1}) - flat
         stride = self.analyzer.simplify(moved)
         if var in free_vars(stride):
-            # what wraps around is known not to within the loop
+            # An index that wraps around is linear within the loop only.
             stride = const(self.analyzer.coefficient(flat, var) or 0)
             if is_const(stride, 0):
                 refuse(
@@ -253,10 +253,10 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 """
 
 
-# A tile's row count is a constant in its code, so each that may come is written. Which may is found
-# by evaluating the extent for every step of the loops around that it depends on, where these are
-# known and together not too many; else every number up to the most is one: of a panel of 48 columns
-# in runs for two threads that was 48 kernels where two, of 48 and 8, were ever run.
+# The trip count of a tile's loop is a constant in its code, so each possible count gets a copy. The
+# possible counts are enumerated over the enclosing loops where these are known and not too many;
+# otherwise every count up to the bound is possible. Enumeration matters: a panel of 48 columns
+# divided among two threads would get 48 copies, of which only those for 48 and 8 ever run.
 def tile_sizes(loop: For, above: Sequence[For]) -> Sizes:
     """Return the trip counts that a loop may have, with the conditions under which it has them."""
     extent = loop.extent
@@ -287,9 +287,8 @@ def _enclosing_loop_ranges(used: Sequence[Var], above: Sequence[For]) -> list[ra
     """
     analyzer = bound_analyzer(above)
     bounds = [analyzer.const_int_bound(v) for v in used]
-    combinations = prod(
-        b.max_value - b.min_value + 1 for b in bounds
-    )  # of infinities no number, too
+    # NaN or infinite for unknown bounds, which the comparison below rejects.
+    combinations = prod(b.max_value - b.min_value + 1 for b in bounds)
     return (
         [range(int(b.min_value), int(b.max_value) + 1) for b in bounds]
         if combinations <= MAX_PART_COMBINATIONS
