@@ -14,10 +14,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.config import ModelConfig
 from ekiden.serve.signature import ModelSignature, TensorPort
 
+__all__ = ["TRITON_DATA_TYPES", "Duration", "VersionStatistics", "model_configuration"]
+
 MAX_BATCH_SIZES = 256
 """Numbers of rows whose runs are counted apart."""
-
-__all__ = ["TRITON_DATA_TYPES", "Duration", "VersionStatistics", "model_configuration"]
 
 
 @dataclass(slots=True)
