@@ -194,8 +194,8 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
         for parsed_target in map(Target.parse, device_targets):
             _check_bounds(parsed_target)
     checked_targets: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
-        place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
-        for place, given in _device_target_pairs(targets)
+        virtual: [Target.parse(t).with_bounds(bounds) for t in device_targets or ("llvm",)]
+        for virtual, device_targets in _device_target_pairs(targets)
     }
     return checked_targets
 
@@ -223,23 +223,27 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     of a kind have different targets, or no code can be generated for a target.
     """
     pairs = [
-        (place, tuple(_check_usable_target(t, host) for t in given))
-        for place, given in _device_target_pairs(targets)
+        (virtual, tuple(_check_usable_target(t, host) for t in device_targets))
+        for virtual, device_targets in _device_target_pairs(targets)
     ]
     if not pairs:
         raise CompileError(f"compile: a target or a device expected, got {short_repr(targets)}")
-    plain = [place for place, given in pairs if not given]
+    plain = [virtual for virtual, device_targets in pairs if not device_targets]
     for virtual, device_targets in pairs:
         _check_kinds(virtual, device_targets)
         _check_once(virtual, plain)
     threads = _device_targets(pairs)
     lists = list(
-        dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU_DEVICE_TYPE)
+        dict.fromkeys(
+            device_targets
+            for p, device_targets in pairs
+            if device_targets and p.device_type == CPU_DEVICE_TYPE
+        )
     )
     if not lists and threads:
         lists = [(threads[0].code_host,)]
     if len(lists) > 1:
-        kinds = " and ".join(", ".join(map(str, given)) for given in lists)
+        kinds = " and ".join(", ".join(map(str, device_targets)) for device_targets in lists)
         raise CompileError(f"compile: one target for all CPU devices expected, got {kinds}")
     by_device: dict[Device, VirtualDevice] = {}
     for pair_device, _ in pairs:
@@ -263,10 +267,13 @@ def make_compilation_config(
     devices: more can be planned for than code can be generated for.
     """
     pairs = [
-        (place, tuple(map(Target.parse, given))) for place, given in _device_target_pairs(target)
+        (virtual, tuple(map(Target.parse, device_targets)))
+        for virtual, device_targets in _device_target_pairs(target)
     ]
-    by_device = {place.device: place for place, _ in pairs}
-    every = dict.fromkeys(device_target for _, given in pairs for device_target in given)
+    by_device = {virtual.device: virtual for virtual, _ in pairs}
+    every = dict.fromkeys(
+        device_target for _, device_targets in pairs for device_target in device_targets
+    )
     hosted = [t.with_host(target_host) if target_host and not t.host_target else t for t in every]
     return CompilationConfig(
         _default_first(tuple(by_device.values()) or (HOST,), ctxt),
@@ -391,7 +398,7 @@ def _device_target_pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequ
     if targets is None:
         targets = target_or_current()
     if isinstance(targets, Mapping) and not is_target(targets):
-        virtual_devices = [virtual_device(each) for each in targets]
+        virtual_devices = [virtual_device(name) for name in targets]
         for virtual, device_targets in zip(virtual_devices, targets.values(), strict=True):
             _check_once(virtual, virtual_devices)
             yield virtual, _code_variants(device_targets)

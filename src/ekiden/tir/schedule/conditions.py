@@ -203,17 +203,17 @@ class _Enumeration:
         loop: For, inner: Sequence[For], conditions: Sequence[_Condition]
     ) -> _Enumeration | None:
         """Return the enumeration; None where an extent is not known, or there are too many."""
-        known = {loop.loop_var}
+        enumerated = {loop.loop_var}
         if not (isinstance(loop.extent, IntImm) and is_const(loop.min, 0)):
             return None
         for inner_loop in inner:
             bounds = free_vars(inner_loop.min, inner_loop.extent)
             if all(v is loop.loop_var for v in bounds):
-                known.add(inner_loop.loop_var)
+                enumerated.add(inner_loop.loop_var)
         used = {v for c in conditions for v in free_vars(c.at_loops)}
-        if not used <= known or loop.extent.value * len(conditions) > MAX_ENUMERATED_POINTS:
+        if not used <= enumerated or loop.extent.value * len(conditions) > MAX_ENUMERATED_POINTS:
             return None
-        points = _Enumeration(loop, [s for s in inner if s.loop_var in known], conditions)
+        points = _Enumeration(loop, [s for s in inner if s.loop_var in enumerated], conditions)
         return (
             points if all(form is not None and form.is_static for form in points.linear) else None
         )
@@ -278,23 +278,23 @@ def _symbolic_regions(
     analyzer = bound_analyzer(above)
     begin, end = loop.min, loop.min + loop.extent
     for condition in conditions:
-        form, least = _least_value(name, loop, inner, condition)
-        is_begin, bound = form.bound(var, least)
+        form, min_value = _min_value(name, loop, inner, condition)
+        is_begin, bound = form.bound(var, min_value)
         begin, end = (maximum(begin, bound), end) if is_begin else (begin, minimum(end, bound))
     last = loop.min + loop.extent
     # All iterations of a short loop may be before the middle, or behind it. Extents are differences
     # of the same points, so that the regions are seen to be disjoint.
     begin = analyzer.simplify(minimum(begin, last))
     end = analyzer.simplify(maximum(begin, end))
-    unknown, known = (None,) * len(conditions), (True,) * len(conditions)
-    bounds = ((loop.min, begin, unknown), (begin, end, known), (end, last, unknown))
+    mixed, decided = (None,) * len(conditions), (True,) * len(conditions)
+    bounds = ((loop.min, begin, mixed), (begin, end, decided), (end, last, mixed))
     regions = [
         _Region(low, analyzer.simplify(high - low), outcomes, {}) for low, high, outcomes in bounds
     ]
     return [region for region in regions if not is_const(region.extent, 0)]
 
 
-def _least_value(
+def _min_value(
     name: str, loop: For, inner: Sequence[For], condition: _Condition
 ) -> tuple[LinearCondition, PrimExpr]:
     """Return a condition's linear form, and the least value of its terms other than the loop's."""
@@ -303,13 +303,13 @@ def _least_value(
     form = linear_condition(condition.at_loops, [loop.loop_var, *(s.loop_var for s in inside)])
     if form is None or not form.scales[loop.loop_var]:
         refuse(f"{PARTITION} {name!r}: {condition.at_loops} is not linear in its loops", loop)
-    least, variables = form.rest, {loop.loop_var, *(s.loop_var for s in inner)}
+    min_value, variables = form.rest, {loop.loop_var, *(s.loop_var for s in inner)}
     for s in inside:
         if not variables.isdisjoint(free_vars(s.min, s.extent)):
             refuse(f"{PARTITION} {name!r}: the range of loop {s.loop_var.name!r} varies", loop)
         scale = form.scales[s.loop_var]
-        least = least + scale * (s.min if scale > 0 else s.min + s.extent - 1)
-    return form, least
+        min_value = min_value + scale * (s.min if scale > 0 else s.min + s.extent - 1)
+    return form, min_value
 
 
 # Regions.
@@ -362,7 +362,7 @@ def _restricted(
             iters[n] = IterVar(Var(i.var.name, i.var.dtype), extent, i.kind)
             values[n] = value - low
             moved[i.var] = iters[n].var + low
-    known = {i.var: i.extent for i in iters}
+    extents = {i.var: i.extent for i in iters}
     decided = {
         id(c.conjunct): outcome
         for c, outcome in zip(conditions, region.outcomes, strict=True)
@@ -370,7 +370,7 @@ def _restricted(
         and (
             _holds_by_construction(c, realize, loop, inner)
             if region.is_symbolic
-            else _is_decided(substitute(c.conjunct, moved), outcome, known)
+            else _is_decided(substitute(c.conjunct, moved), outcome, extents)
         )
     }
     if not decided:
@@ -434,13 +434,13 @@ class _PartRectangle(StmtMutator):
             return stmt.with_fields(body=self.visit(stmt.body))
         var = Var(stmt.loop_var.name, stmt.loop_var.dtype)
         body = substitute_and_simplify(stmt.body, {stmt.loop_var: self._begin + var}, Analyzer())
-        other = {
+        annotations = {
             k: v
             for k, v in (stmt.annotations or {}).items()
             if k not in (PART_OF_ANNOTATION, PART_EXTENT_BOUND_ANNOTATION)
         }
         size = const(self._size, var.dtype)
-        return For(var, const(0, var.dtype), size, stmt.kind, body, other or None)
+        return For(var, const(0, var.dtype), size, stmt.kind, body, annotations or None)
 
 
 def _unused_suffix(loop: For, suffix: str, used_names: set[str]) -> str:
