@@ -140,6 +140,22 @@ def test_a_changed_model_without_room_beside_itself_is_refused(
         infer(server, "a")
 
 
+def test_a_request_waits_for_a_load_no_longer_than_it_allows(folder: Path) -> None:
+    put(folder, "counter", COUNTER, config=COUNTER_CONFIG)
+    size = max(path.stat().st_size for path in folder.rglob("*.eki"))
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": X}]}
+    with serving(folder, load="demand", model_bytes=size) as server:
+        begin = {**body, "parameters": {"sequence_id": 7, "sequence_start": True}}
+        assert server.ask("POST", "/v2/models/counter/infer", begin).status == 200
+        # The sequence keeps its model in memory, so the load of another one waits.
+        brief = {**body, "parameters": {"timeout": 1000}}
+        answer = server.ask("POST", "/v2/models/a/infer", brief)
+        assert answer.error == "the time of the request is over"
+        end = {**body, "parameters": {"sequence_id": 7, "sequence_end": True}}
+        assert server.ask("POST", "/v2/models/counter/infer", end).status == 200
+        infer(server, "a")
+
+
 def test_requests_that_come_together_share_one_load(folder: Path) -> None:
     with serving(folder, load="demand") as server:
         repository = server.server.engine.repository

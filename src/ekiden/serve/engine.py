@@ -299,9 +299,12 @@ class ServingEngine:
                 statistics.count_request(time.perf_counter() - started, has_failed)
 
     async def _infer_checked(self, request: InferRequest, is_last: bool) -> InferResponse:
-        model = await self.repository.acquire(request.model)
+        arrived = time.monotonic()
+        model = await self.repository.acquire(request.model, request.parameters.seconds)
         if request.parameters.sequence is not None:
-            return await self._run_sequence_step(model, request, request.parameters.sequence)
+            return await self._run_sequence_step(
+                model, request, request.parameters.sequence, arrived
+            )
         version = model.get(request.version)
         if version.program.executable is None:
             raise RequestError(f"model '{model.name}' is one of text: ask for /v1/chat/completions")
@@ -311,7 +314,7 @@ class ServingEngine:
         version.add_user()
         try:
             outputs = await version.run(
-                arrays, deadline=_request_deadline(version, request),
+                arrays, deadline=_request_deadline(version, request, arrived),
                 priority=request.parameters.priority, is_last=is_last,
             )  # fmt: skip
         finally:
@@ -342,13 +345,13 @@ class ServingEngine:
         return response
 
     async def _run_sequence_step(
-        self, model: ServedModel, request: InferRequest, step: SequencePosition
+        self, model: ServedModel, request: InferRequest, step: SequencePosition, arrived: float
     ) -> InferResponse:
         """Run the next request of a sequence, after those before it and with their state."""
         live = self._get_or_begin_sequence(model, request.version, step)
         version = live.version
         assert isinstance(version, ModelVersion)
-        deadline = _request_deadline(version, request)
+        deadline = _request_deadline(version, request, arrived)
         try:
             arrays = self._order_inputs(request, version)
             # Steps of one sequence run in order; their state is passed from one to the next.
@@ -438,11 +441,11 @@ def _requested_version(model: ServedModel, request: InferRequest) -> int:
     return number if number in model.versions else max(model.versions)
 
 
-def _request_deadline(version: ModelVersion, request: InferRequest) -> float:
-    """Return the deadline of a request, by time.monotonic()."""
+def _request_deadline(version: ModelVersion, request: InferRequest, arrived: float) -> float:
+    """Return the deadline of a request that arrived then, both by time.monotonic()."""
     seconds = version.config.seconds
     requested_seconds = request.parameters.seconds
-    return time.monotonic() + (min(seconds, requested_seconds) if requested_seconds else seconds)
+    return arrived + (min(seconds, requested_seconds) if requested_seconds else seconds)
 
 
 def _tensor_metadata(port: TensorPort) -> dict[str, object]:

@@ -8,6 +8,7 @@ models/NAME.eki            a model of one version, 1
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import time
@@ -349,18 +350,24 @@ class ModelRepository:
             raise RequestError("no model of that name is there", "unknown")
         return model
 
-    async def acquire(self, name: str) -> ServedModel:
-        """Return a model, loaded on demand if it is not resident. Raises RequestError if there is
-        none, it cannot be loaded, or the load exceeds the time of a request; it then continues.
+    async def acquire(self, name: str, seconds: float = 0.0) -> ServedModel:
+        """Return a model, loaded on demand if it is not resident.
+
+        Args:
+            name: The name of the model.
+            seconds: The time that the request allows; 0 for the model's.
+
+        Raises RequestError if there is none, it cannot be loaded, or the load exceeds the time of
+        the request; it then continues.
         """
         model = self.get(name)
         if model.versions:
             self.residents.touch(name)
         elif self.loads_on_demand and not model.is_unloaded:
-            await self._load_on_demand(model)
+            await self._load_on_demand(model, seconds)
         return model
 
-    async def _load_on_demand(self, model: ServedModel) -> None:
+    async def _load_on_demand(self, model: ServedModel, seconds: float) -> None:
         """Wait for a load of the model, which all of its requests share."""
         if not await self._can_load(model):
             raise RequestError(f"model '{model.name}' could not be loaded", "not_ready", 1.0)
@@ -370,7 +377,7 @@ class ModelRepository:
         # Counted, or another load would evict the model before its first request resumes.
         model.num_waiting += 1
         try:
-            async with asyncio.timeout(model.config.seconds):
+            async with asyncio.timeout(min(model.config.seconds, seconds or math.inf)):
                 # Shielded: a client that leaves must not end the load for the others.
                 await asyncio.shield(model.demand_load)
         except TimeoutError:
