@@ -119,10 +119,13 @@ def test_sizes_are_required_and_known() -> None:
         run_memory(mlp(), {"n": 1, "k": 1, "m": 1})
 
 
-def test_sizes_that_a_program_declares_itself_cannot_be_set() -> None:
-    module = relay.parse("def @main(%x: Tensor[(n, 4), float32]) { exp(%x) }")
-    with pytest.raises(InputError, match="^fit: n = 3: compile: an ekiden.IRModule takes no"):
-        run_memory(module, {"n": 3})
+def test_symbols_of_a_relay_program_get_sizes() -> None:
+    module = relay.parse(
+        "def @main(%x: Tensor[(n, 4), float32], %y: Tensor[(2 * n,), float32]) { exp(%x) }"
+    )
+    memory = run_memory(module, {"n": 3})
+    assert memory.inputs == 3 * 4 * 4 + 6 * 4
+    assert memory.activations >= 3 * 4 * 4
 
 
 def test_memory_that_depends_on_data_is_refused() -> None:

@@ -181,8 +181,10 @@ def test_relay_text_errors_name_the_file(text: bytes, said: str, tmp_path: Path)
     with pytest.raises(CompileError) as caught:
         ekiden.compile(tmp_path / "m.relay")
     assert str(caught.value).startswith(said)
-    with pytest.raises(CompileError, match="a Relay program takes no 'shape'; it takes none"):
-        ekiden.compile(tmp_path / "m.relay", shape={"x": (1,)})
+    with pytest.raises(
+        CompileError, match="a Relay program takes no 'signature'; it takes 'shape'"
+    ):
+        ekiden.compile(tmp_path / "m.relay", signature="serve")
 
 
 def test_missing_relay_text_file_is_named() -> None:
@@ -219,8 +221,8 @@ def test_options_that_a_row_does_not_honour_are_refused() -> None:
     assert str(caught.value) == "compile: an ONNX model takes no 'dynamic_shapes'; it takes 'shape'"
     program = relay.parse("def @main(%x: Tensor[(n,), float32]) { exp(%x) }")
     with pytest.raises(CompileError) as caught:
-        ekiden.compile(program, shape={"x": [2]})
-    assert str(caught.value) == "compile: an ekiden.IRModule takes no 'shape'"
+        ekiden.compile(program, signature="serve")
+    assert str(caught.value) == "compile: an ekiden.IRModule takes no 'signature'; it takes 'shape'"
 
 
 def test_set_options_are_distinguished_from_defaults() -> None:

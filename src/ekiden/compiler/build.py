@@ -19,6 +19,7 @@ from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.frontend.common.sum_value import is_sum_type
 from ekiden.frontend.registry import accepted_models, describe_model, find_frontend, to_bytes
 from ekiden.ir.dtype import itemsize
@@ -79,9 +80,11 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     """
     if isinstance(model, (IRModule, Function)):
         for name in options.set_option_names():
-            what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
-            raise CompileError(f"compile: {what} takes no '{name}'")
-        return _check_module(as_module(model))
+            if name != "shape":
+                what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
+                raise CompileError(f"compile: {what} takes no '{name}'; it takes 'shape'")
+        module = _check_module(as_module(model))
+        return specialize_input_shapes(module, options.shape) if options.shape else module
     model = to_bytes(model)
     row = find_frontend(model)
     if row is None:

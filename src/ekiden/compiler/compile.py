@@ -91,8 +91,9 @@ def compile(
             the code, the best first, of which an artifact runs the first that its machine can
             (docs/targets.md). `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on
             which devices, of which the first is for what the model does not place (docs/vm.md).
-        shape: replaces the declared shapes of inputs by name. Where neither it nor the model says
-            the rank of an input, the executable compiles the model for each rank at the first run
+        shape: Shapes of inputs by name, which replace the declared ones; of a Relay program they
+            set symbolic and unknown dimensions alone. Where neither it nor the model declares the
+            rank of an input, the executable compiles the model for each rank at the first run
             that has it.
         example_inputs: what a module of PyTorch or a function of JAX is traced with, by position.
         example_kwargs: the same by name.

@@ -74,8 +74,8 @@ def run_memory(
     """Return the memory of a run of a model.
 
     Args:
-        model: What `ekiden.compile` accepts; its symbolic dimensions must be those of a format
-            whose importer accepts shapes.
+        model: What `ekiden.compile` accepts; its symbolic dimensions must be those of a frontend
+            that honours `shape`.
         dims: The size of each symbolic dimension of its inputs.
         options: The options of the compilation, without shapes.
 
@@ -96,14 +96,15 @@ def _plan(model: Model, dims: Mapping[str, int], options: CompileOptions) -> run
         raise InputError(f"fit: dimension '{missing[0]}' needs a size: --dim {missing[0]}=N")
     if not symbols:
         return plan
+    # An expression of symbols (2 * n) follows from the sizes of its symbols.
     shapes = {
-        info.name: tuple(dims.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape)
+        info.name: tuple(dims.get(dim) if isinstance(dim, str) else dim for dim in info.shape)
         for info in _inputs(plan)
     }
     try:
         return plan_program(model, replace(options, inputs=ImportOptions(shape=shapes)))
     except CompileError as error:
-        # Only importers of formats can change declared shapes; a Relay program says its own.
+        # A size that the model excludes: the error names the input or the node.
         sizes = ", ".join(f"{name} = {size}" for name, size in dims.items())
         raise InputError(f"fit: {sizes}: {error}") from error
 
@@ -113,9 +114,9 @@ def _inputs(plan: runtime.Executable) -> tuple[TensorInfo, ...]:
 
 
 def _symbols_of(plan: runtime.Executable) -> list[str]:
-    """Return the symbolic dimensions of the inputs, in order."""
+    """Return the symbolic dimensions of the inputs, in order; not the expressions of them."""
     dims = (dim for info in _inputs(plan) for dim in info.shape if isinstance(dim, str))
-    return list(dict.fromkeys(dims))
+    return list(dict.fromkeys(dim for dim in dims if dim.isidentifier()))
 
 
 def _memory_of(plan: runtime.Executable) -> RunMemory:

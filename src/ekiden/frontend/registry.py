@@ -110,7 +110,7 @@ class Frontend:
         """Raise CompileError for an unsupported option or example inputs of another framework."""
         for name in options.set_option_names():
             if name not in self.honoured_options:
-                supported = ", ".join(f"'{n}'" for n in sorted(self.honoured_options)) or "none"
+                supported = ", ".join(f"'{n}'" for n in sorted(self.honoured_options))
                 raise CompileError(
                     f"compile: {self.model_noun} takes no '{name}'; it takes {supported}"
                 )
@@ -239,6 +239,7 @@ FRONTENDS = (
         packages=(),
         suffixes=(".relay",),
         magic_bytes=((0, b"#[version = "),),
+        honoured_options=frozenset(("shape",)),
     ),
 )
 """The first row is for files and bytes that no other claims."""

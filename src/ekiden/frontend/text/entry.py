@@ -7,6 +7,7 @@ from typing import cast
 
 from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.relay.parser import parse
 from ekiden.runtime.errors import ImportModelError
 
@@ -16,8 +17,8 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
 
     Constants that the text does not have inline are read from its metadata section.
 
-    Raises ImportModelError for what is no text or cannot be read, ParseError with line, column and
-    a caret, and TypeInferenceError.
+    Raises ImportModelError for what is no text or cannot be read and for shapes that the program
+    excludes, ParseError with line, column and a caret, and TypeInferenceError.
     """
     name, data = "text", model
     if not isinstance(model, bytes):
@@ -38,4 +39,6 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     if "main" not in {function.name_hint for function in module.functions}:
         have = ", ".join(f"@{global_var.name_hint}" for global_var in module.functions) or "none"
         raise ImportModelError(f"import {name!r}: a function @main is expected, there are: {have}")
+    if options.shape:
+        module = specialize_input_shapes(module, options.shape)
     return ImportedModule(module)
