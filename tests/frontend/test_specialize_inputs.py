@@ -15,7 +15,8 @@ from ekiden.runtime.errors import CompileError, ImportModelError
 PROGRAM = """
 #[version = "0.0.5"]
 def @scale(%a: Tensor[(k, 3), float32]) -> Tensor[(k, 3), float32] { multiply(%a, 2f) }
-def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, ?), float32], %z: Tensor[((2*n), 3), float32]) {
+def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, ?), float32],
+          %z: Tensor[((2*n), 3), float32]) {
   let %ones = ones(shape=[n, 3], dtype="float32");
   (add(@scale(%x), %ones), nn.relu(%y), %z)
 }

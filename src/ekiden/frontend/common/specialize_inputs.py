@@ -117,8 +117,8 @@ class _DimBindings:
             previous = self.sizes.get(declared_dim, size)
             if previous is not size and not prove_equal(previous, size):
                 raise ImportModelError(
-                    f"shape of {stated.name!r}: dimension {declared_dim.name!r} cannot be {dim}: the"
-                    f" shape of {self._input_names[declared_dim]!r} makes it {previous}"
+                    f"shape of {stated.name!r}: dimension {declared_dim.name!r} cannot be {dim}:"
+                    f" the shape of {self._input_names[declared_dim]!r} makes it {previous}"
                 )
             if size is not declared_dim:
                 self.sizes[declared_dim] = size
