@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -155,6 +156,44 @@ def test_folder_polling_loads_and_unloads(tmp_path: Path) -> None:
         while server.infer("m", x=X).output()[0] != 2.0 or ("other", "1") not in states(server):
             time.sleep(0.01)
         assert server.infer("m", x=X).output() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_model_whose_files_are_gone_is_no_longer_listed(tmp_path: Path) -> None:
+    put(tmp_path, "m", NEGATIVE)
+    put(tmp_path, "other", DOUBLE)
+    with serving(tmp_path, poll_seconds=0.02) as server:
+        assert server.infer("m", x=X).status == 200
+        shutil.rmtree(tmp_path / "m")
+        while ("m", "1") in states(server):
+            time.sleep(0.01)
+        assert states(server) == {("other", "1"): "READY"}
+        assert server.infer("m", x=X).status == 404
+
+
+def test_a_damaged_new_version_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    put(tmp_path, "m", NEGATIVE)
+    with serving(tmp_path, poll_seconds=0.02) as server:
+        events: list[str] = []
+        scans: list[list[str]] = []
+        repository = server.server.engine.repository
+        repository._on_event = lambda event, **fields: events.append(event)
+        scan = repository.scan
+        repository.scan = lambda: scans.append(scan()) or scans[-1]  # type: ignore[method-assign, func-returns-value]
+        staged = tmp_path / ".staged"
+        staged.mkdir()
+        (staged / "model.eki").write_bytes(b"nothing")
+        staged.rename(tmp_path / "m" / "2")  # complete when it appears
+        while not events:
+            time.sleep(0.01)
+        num_scans = len(scans)
+        while len(scans) < num_scans + 3:
+            time.sleep(0.01)
+        assert events == ["load_failed"]
+        assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
+        assert server.infer("m", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
+        put(tmp_path, "m", DOUBLE, version=2)
+        while server.infer("m", x=X).output()[0] != 2.0:
+            time.sleep(0.01)
 
 
 def step(server: Running, x: list[Any], **parameters: object) -> Answer:

@@ -18,7 +18,13 @@ from ekiden.serve.event_loop_yield import yielding_to_loop
 from ekiden.serve.failure_reasons import to_request_error
 from ekiden.serve.logs import JsonLog
 from ekiden.serve.metrics import ServerMetrics
-from ekiden.serve.repository import ModelRepository, ModelVersion, ServedModel, VersionState
+from ekiden.serve.repository import (
+    NOT_RESIDENT,
+    ModelRepository,
+    ModelVersion,
+    ServedModel,
+    VersionState,
+)
 from ekiden.serve.requests import (
     InferRequest,
     InferResponse,
@@ -178,12 +184,12 @@ class ServingEngine:
         """Return every version of every model with its state."""
         rows = []
         for name, model in sorted(self.repository.models.items()):
-            states = sorted(model.states.items()) or [(0, (VersionState.UNAVAILABLE, "not loaded"))]
-            for number, (state, why) in states:
+            waits_for_request = self.repository.loads_on_demand and not model.is_unloaded
+            absence = NOT_RESIDENT if waits_for_request else "not loaded"
+            for version, state, reason in model.version_states(absence):
                 if state is VersionState.READY or not only_ready:
                     rows.append({
-                        "name": name, "version": str(number or ""), "state": state.value,
-                        "reason": why,
+                        "name": name, "version": version, "state": state.value, "reason": reason,
                     })  # fmt: skip
         return rows
 

@@ -193,11 +193,13 @@ class ServedModel:
     config: ModelConfig = field(default_factory=ModelConfig)
     versions: dict[int, ModelVersion] = field(default_factory=dict)
     states: dict[int, tuple[VersionState, str]] = field(default_factory=dict)
-    """Version -> where it stands, and why."""
+    """Version -> its state and the reason; empty until a load has listed the versions."""
+    has_files: bool = True
+    """Whether it is of the folder, so that polling updates and removes it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the load under way."""
     load_failure: LoadFailure | None = None
-    """Why there is no version, if loading failed."""
+    """Failure of the last load; loaded versions serve on."""
     is_unloaded: bool = False
     """Whether it was unloaded on request, and so is not loaded on demand."""
     demand_load: asyncio.Future[None] | None = None
@@ -218,6 +220,17 @@ class ServedModel:
         if statistics is None:
             statistics = self.statistics[number] = VersionStatistics()
         return statistics
+
+    def version_states(self, absence: str) -> list[tuple[str, VersionState, str]]:
+        """Return (version, state, reason) of each version, in order.
+
+        While no version is known there is one row for the model, whose version is empty; its reason
+        is that of the failed load, or else `absence`.
+        """
+        if self.states:
+            return [(str(n), state, why) for n, (state, why) in sorted(self.states.items())]
+        reason = absence if self.load_failure is None else self.load_failure.reason
+        return [("", VersionState.UNAVAILABLE, reason)]
 
     @property
     def num_bytes(self) -> int:
@@ -402,8 +415,6 @@ class ModelRepository:
         """
         model = self.get(name)
         if self.loads_on_demand:
-            if not model.states:
-                model.states[0] = (VersionState.UNAVAILABLE, NOT_RESIDENT)
             with suppress(EkidenError):  # the load tells it
                 config = await asyncio.to_thread(read_model_config, model.path / "model.toml")
                 if config != model.config:
@@ -435,7 +446,7 @@ class ModelRepository:
 
     def add_text(self, name: str, text: AnyTextModel, config: ModelConfig | None = None) -> None:
         """Add a text model that has no file."""
-        model = self.models[name] = ServedModel(name, self.folder / name)
+        model = self.models[name] = ServedModel(name, self.folder / name, has_files=False)
         model.configure(config or ModelConfig())
         program = ServedProgram(None, ModelSignature((), ()), None, text)
         self._swap_versions(model, {1: self._make_version(model, 1, ("", 0, 0, 0), program)})
@@ -457,12 +468,8 @@ class ModelRepository:
             try:
                 await self._load_versions(model)
             except EkidenError as error:
-                if not model.versions:
-                    files = await asyncio.to_thread(_list_files, model)
-                    model.load_failure = LoadFailure(str(error), files)
-                    model.states.pop(0, None)
-                    if not model.states:
-                        model.states[0] = (VersionState.UNAVAILABLE, str(error))
+                files = await asyncio.to_thread(_list_files, model)
+                model.load_failure = LoadFailure(str(error), files)
                 self._on_event(
                     "load_failed", model=model.name, error=type(error).__name__, reason=str(error)
                 )  # fmt: skip
@@ -605,20 +612,23 @@ class ModelRepository:
         self.runners.close()
 
     async def poll_folder(self) -> None:
-        """Load models that are new or changed in the folder, and unload those that are gone. What
+        """Load models that are new or changed in the folder, and remove those that are gone. What
         fails is in the log and in the index, and is tried again when its files change.
         """
         names = set(self.scan())
         for name, model in list(self.models.items()):
-            # A model added by add_text has no file and is never unloaded here.
-            is_file = model.path.parent == self.folder and name in names
+            if not model.has_files:
+                continue
             with suppress(RequestError):
-                if is_file:
-                    await self._update(model)
-                elif model.versions and model.text is None:
-                    await self.unload(name)
-                elif model.load_failure is not None:
-                    model.load_failure, model.is_unloaded = None, True
+                await (self._update(model) if name in names else self._remove(model))
+
+    async def _remove(self, model: ServedModel) -> None:
+        """Unload a model whose files are gone; forget it when its last request has ended."""
+        if model.versions:
+            await self.unload(model.name)
+        is_ending = any(state is VersionState.UNLOADING for state, _ in model.states.values())
+        if not (is_ending or model.lock.locked() or model.num_waiting):
+            del self.models[model.name]
 
     async def _update(self, model: ServedModel) -> None:
         """Load a model of the folder if its files have changed; one to be loaded on demand is
