@@ -34,6 +34,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
+import checkpoint_kinds
 import file_kinds
 import message_kinds
 import model_kinds
@@ -48,6 +49,7 @@ TABLES = (
     relay_kinds.KINDS,
     tensorflow_kinds.KINDS,
     file_kinds.KINDS,
+    checkpoint_kinds.KINDS,
     message_kinds.KINDS,
 )
 KINDS = {kind.name: kind for table in TABLES for kind in table}

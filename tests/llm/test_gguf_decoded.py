@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,18 @@ def test_a_file_with_such_types_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     write_gguf(path, {}, [Weight("w", row.name, (2, 250), data)])
     with pytest.raises(LoadError, match=r"shape \(2, 250\): no whole blocks of 256 of iq4_xs"):
         GGUFFile(path)["w"]
+
+
+@pytest.mark.parametrize("code", [2, 16, 39])
+@pytest.mark.parametrize("shape", [(0, 256), (2, 0), (0, 0)])
+def test_a_tensor_without_blocks_is_refused(
+    tmp_path: Path, code: int, shape: tuple[int, int]
+) -> None:
+    extents = struct.pack("<QQ", *reversed(shape))
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + struct.pack("<Q1sI", 1, b"w", 2)
+    (tmp_path / "a.gguf").write_bytes(head + extents + struct.pack("<IQ", code, 0) + bytes(64))
+    with pytest.raises(LoadError, match="no whole blocks"):
+        GGUFFile(tmp_path / "a.gguf")["w"]
 
 
 def test_a_grid_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,23 @@ def test_schemas_that_cannot_be_held_are_refused(schema: object, message: str) -
         json_schema_pattern(schema)
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "object", "properties": {"a": True}, "required": [{"x": 1}]}, "a list of names"),
+        ({"type": "object", "properties": {}, "required": [["a"]]}, "a list of names"),
+        ({"type": "array", "minItems": None, "maxItems": 3}, "'minItems': a whole number"),
+        ({"type": "array", "maxItems": None}, "'maxItems': a whole number"),
+        ({"type": "string", "minLength": None, "maxLength": 2}, "'minLength': a whole number"),
+    ],
+)
+def test_values_of_keywords_that_are_of_another_type_are_refused(
+    schema: object, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        json_schema_pattern(schema)
+
+
 def test_references_may_lead_into_themselves() -> None:
     tree = {
         "$ref": "#/$defs/node",

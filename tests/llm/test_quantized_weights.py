@@ -197,3 +197,72 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     settings["bits"] = 3
     with pytest.raises(UnsupportedError, match="'bits' must be one of"):
         write_folder(tmp_path, tensors, settings)["a.weight"]
+
+
+SOUND: Mapping[str, tuple[dict[str, object], dict[str, NDArray[Any]]]] = {
+    "gptq": (
+        {"bits": 4},
+        {"qweight": np.zeros((8, 16), np.int32), "qzeros": np.zeros((2, 2), np.int32),
+         "scales": np.ones((2, 16), np.float16), "g_idx": np.zeros(64, np.int32)},
+    ),
+    "awq": (
+        {"bits": 4},
+        {"qweight": np.zeros((64, 2), np.int32), "qzeros": np.zeros((2, 2), np.int32),
+         "scales": np.ones((2, 16), np.float16)},
+    ),
+    "compressed-tensors": (
+        {"config_groups": {"g": {"weights": {"num_bits": 4}}}},
+        {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": np.ones((8, 2), np.float16),
+         "weight_shape": np.array([8, 64], np.int64)},
+    ),
+    "fp8": (
+        {"weight_block_size": [8, 8]},
+        {"weight": np.zeros((8, 16), ml_dtypes.float8_e4m3fn),
+         "weight_scale_inv": np.ones((1, 2), np.float32)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", SOUND)
+def test_tensors_of_other_axes_or_dtypes_are_refused(tmp_path: Path, method: str) -> None:
+    """Every tensor of a weight, each in turn: a LoadError, or a weight, and no other error."""
+    settings, tensors = SOUND[method]
+    settings = {"quant_method": method, **settings}
+    named = {f"a.{end}": values for end, values in tensors.items()}
+    assert write_folder(tmp_path, named, settings)["a.weight"].values().ndim == 2
+    refused = 0
+    for name, values in named.items():
+        for other in (
+            values[:0], values[:, :0] if values.ndim > 1 else values[:1], values[None],
+            values.reshape(-1), values[0], values[:1], values.astype(np.float32),
+            np.concatenate([values, values]), -np.ones_like(values),
+        ):  # fmt: skip
+            checkpoint = write_folder(tmp_path, {**named, name: np.asarray(other)}, settings)
+            try:
+                checkpoint["a.weight"].values()
+            except LoadError:
+                refused += 1
+    assert refused >= 4 * len(named)
+
+
+@pytest.mark.parametrize("shape", [[8, -1], [8, 65], [0, 64], [2**62, 64], [8, 64, 1]])
+def test_a_shape_that_packed_tensors_have_not_is_refused(tmp_path: Path, shape: list[int]) -> None:
+    settings, tensors = SOUND["compressed-tensors"]
+    changed = {**tensors, "weight_shape": np.array(shape, np.int64)}
+    checkpoint = write_folder(
+        tmp_path,
+        {f"a.{end}": values for end, values in changed.items()},
+        {"quant_method": "compressed-tensors", **settings},
+    )
+    with pytest.raises(LoadError, match="do not fit 'weight_shape'"):
+        checkpoint["a.weight"]
+
+
+def test_a_block_that_is_larger_than_its_weight_takes_no_memory(tmp_path: Path) -> None:
+    checkpoint = write_folder(
+        tmp_path,
+        {"a.weight": np.ones((8, 16), ml_dtypes.float8_e4m3fn),
+         "a.weight_scale_inv": np.full((1, 1), 2, np.float32)},
+        {"quant_method": "fp8", "weight_block_size": [2**40, 2**40]},
+    )  # fmt: skip
+    np.testing.assert_array_equal(checkpoint["a.weight"].values(), np.full((8, 16), 2))

@@ -45,6 +45,39 @@ def test_rows_in_turns_are_put_apart() -> None:
         StackedExperts(Memory({"num_local_experts": 3}, tensors))[f"{prefix}.weight"]
 
 
+def test_stacked_tensors_of_other_axes_are_refused() -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    for shape in ((), (2,), (2, 3), (2, 3, 4, 5)):
+        tensors = {name: plain(name, np.zeros(shape, np.float32))}
+        checkpoint = StackedExperts(Memory({"num_local_experts": 2}, tensors))
+        with pytest.raises(LoadError, match="3 axes, 2 experts expected"):
+            checkpoint["model.layers.0.mlp.experts.1.gate_up_proj.weight"]
+
+
+def test_scales_that_are_missing_are_named(tmp_path: Path) -> None:
+    name = "m.experts.gate_up_proj_blocks"
+    header = {name: {"dtype": "U8", "shape": [2, 4, 1, 16], "data_offsets": [0, 128]}}
+    raw = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(
+        len(raw).to_bytes(8, "little") + raw + bytes(128)
+    )
+    config = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 2,
+              "quantization_config": {"quant_method": "mxfp4"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(LoadError, match="no tensor 'm.experts.gate_up_proj_scales'"):
+        checkpoint["m.experts.0.gate_up_proj.weight"]
+
+
+@pytest.mark.parametrize("architectures", [[[]], [{"x": 1}], {"x": 1}, 3, None])
+def test_architectures_that_are_no_names_have_no_experts(
+    tmp_path: Path, architectures: object
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    assert not isinstance(open_checkpoint(tmp_path), StackedExperts)
+
+
 def write_mxfp4(folder: Path) -> Any:  # noqa: ANN401  # of transformers
     """Write a small gpt-oss whose experts are of MXFP4, and return the model of their numbers."""
     torch = pytest.importorskip("torch")

@@ -145,3 +145,31 @@ def test_an_old_file_of_torch_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "a.bin", _use_new_zipfile_serialization=False)
     with pytest.raises(LoadError, match=r"no file of torch.save since PyTorch 1.6"):
         TorchFile(tmp_path / "a.bin")
+
+
+def test_a_tensor_that_repeats_its_bytes_without_end_is_refused(tmp_path: Path) -> None:
+    """A few bytes would become terabytes."""
+    one = torch.zeros(1, dtype=torch.float16)
+    state = {"small": one.expand(1000), "large": one.expand(1 << 40)}
+    torch.save(state, tmp_path / "a.bin")
+    file = TorchFile(tmp_path / "a.bin")
+    assert not file["small"].values().any()
+    with pytest.raises(LoadError, match=r"'large': 1099511627776 elements of 1 in the file"):
+        file["large"]
+
+
+def test_damaged_compressed_data_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"a": "b" * 100}))
+        archive.writestr("archive/byteorder", "little")
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(len(whole)):
+        for change in (0xFF, 0x01):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+            try:
+                TorchFile(path)
+            except LoadError:
+                refused += 1
+    assert refused > len(whole) // 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from chromium import chromium, served
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve import Message, Piece, Sampling, Server
 from ekiden.serve.bounded_json import SCAN_CHUNK_BYTES, parse_bounded_object
+from ekiden.serve.content_encoding import INPUT_STEP_BYTES, decompress_body
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.grpc_messages import create_message, parse_request
 from ekiden.serve.grpc_scan import encode_varint
@@ -116,6 +120,20 @@ def test_a_change_of_state_says_that_it_is_json(server: Running, kind: str) -> N
         assert server.ask("POST", "/v2/models/step/infer", body, headers).status == 415
     assert server.ask("POST", LOAD, b"{}", {"Content-Type": "application/json; charset=utf-8"})
     assert server.infer("soft", x=X).status == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_an_image_of_a_page_loads_no_model_on_demand(models: Path, site: str) -> None:
+    """A browser sends a GET without an origin, for an image as for a link."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    with serving(models, grpc=False, load="demand") as server:
+        for path in ("/v2/models/soft", "/v2/models/soft/config", "/v2", "/metrics"):
+            for method in ("GET", "HEAD"):
+                assert server.ask(method, path, headers=headers).status == 403, path
+        assert not server.server.engine.repository.get("soft").versions
+        assert server.ask("GET", "/", headers=headers).status != 403
+        for own in ("same-origin", "none"):
+            assert server.ask("GET", "/v2", headers={"Sec-Fetch-Site": own}).status == 200
 
 
 def test_no_preflight_is_granted(server: Running) -> None:
@@ -349,6 +367,34 @@ def test_texts_that_stop_an_answer_are_short(models: Path) -> None:
         body = {"model": "echo", "messages": said, "stop": "a" * 5000}
         answer = server.ask("POST", "/v1/chat/completions", body)
         assert answer.status == 400 and "up to 1024 letters" in answer.json["error"]["message"]
+
+
+def empty_blocks(size: int) -> bytes:
+    """Return a stream of deflate whose blocks, of five bytes each, have no content."""
+    return b"\x78\x01" + b"\x00\x00\x00\xff\xff" * (size // 5) + zlib.compress(b"{}")[2:]
+
+
+@pytest.mark.parametrize(
+    "body", [empty_blocks(2 << 20), zlib.compress(np.random.default_rng(0).bytes(2 << 20), 0)]
+)
+def test_loop_runs_between_the_steps_of_a_compressed_body(body: bytes) -> None:
+    """Whether or not a step has output; and no step copies the whole rest."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def decompress() -> None:
+        counting = asyncio.ensure_future(count_turns())
+        with suppress(RequestError):
+            await decompress_body(body, b"deflate", 64 << 20, lambda count: None)
+        counting.cancel()
+
+    asyncio.run(decompress())
+    assert turns >= len(body) // INPUT_STEP_BYTES
 
 
 # gRPC.

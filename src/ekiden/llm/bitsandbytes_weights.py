@@ -36,7 +36,7 @@ BITSANDBYTES_ENDS = (
 MAX_INT8 = 127
 
 
-def decode_bitsandbytes(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+def decode_bitsandbytes(name: str, arrays: Arrays) -> Weight:
     """Return a weight of 4 or 8 bits in float32. Raises LoadError for tensors that do not fit."""
     for kind in QUANT_TYPES:
         try:

@@ -235,7 +235,7 @@ def _block_layout(
     shape: tuple[int, ...], format: str, values: int, block_bytes: int, where: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the stored shape and dtype of blocks. Raises LoadError for rows of broken ones."""
-    if not shape or shape[-1] % values:
+    if not shape or 0 in shape or shape[-1] % values:
         raise LoadError(f"{where}: shape {shape}: no whole blocks of {values} of {format}")
     return (*shape[:-1], shape[-1] // values, block_bytes), np.dtype("u1")
 

@@ -245,8 +245,8 @@ class _SchemaCompiler:
 
     def _object(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise self._error(path, "'properties' and a list 'required' expected")
+        if not isinstance(properties, Mapping) or not _is_list_of_texts(required):
+            raise self._error(path, "'properties' and a list of names 'required' expected")
         others = keywords.get("additionalProperties", "properties" not in keywords)
         if not properties and not required and others is not False:
             return self._any_object(others, path)
@@ -254,7 +254,7 @@ class _SchemaCompiler:
         if not isinstance(others, bool):
             raise self._error(path, "'additionalProperties' are not supported beside 'properties'")
         if unknown := [name for name in required if name not in properties]:
-            raise self._error(path, f"'required': '{str(unknown[0])[:64]}' is no property")
+            raise self._error(path, f"'required': '{unknown[0][:64]}' is no property")
         # Built from the last property: `first` where none came before, `later` after a comma.
         first = later = ""
         for name, schema in reversed(list(properties.items())):
@@ -287,10 +287,10 @@ class _SchemaCompiler:
     def _bounds(
         self, keywords: Mapping[str, Any], least: str, most: str, path: tuple[str, ...]
     ) -> tuple[int, int | None]:
-        minimum, maximum = keywords.get(least, 0), keywords.get(most)
-        for key, bound in ((least, minimum), (most, maximum)):
-            if bound is not None and (type(bound) is not int or bound < 0):
+        for key in keywords.keys() & {least, most}:
+            if type(keywords[key]) is not int or keywords[key] < 0:
                 raise self._error(path, f"'{key}': a whole number from 0 on expected")
+        minimum, maximum = keywords.get(least, 0), keywords.get(most)
         if maximum is not None and maximum < minimum:
             raise self._error(path, f"'{most}' is below '{least}'")
         return minimum, maximum
@@ -304,6 +304,10 @@ class _SchemaCompiler:
     def _error(self, path: tuple[str, ...], message: str) -> InputError:
         place = "/".join(path[:8])
         return InputError(f"schema{' at ' + place if place else ''}: {message}")
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 _Rule = Callable[[_SchemaCompiler, Mapping[str, Any], tuple[str, ...]], str]

@@ -95,64 +95,92 @@ class GroupedIntegers:
         return np.concatenate([*heads, nibbles], axis=-1)
 
 
-Arrays = Callable[[str], NDArray[Any]]
-"""Returns a tensor of a weight by the end of its name."""
+class WeightParts:
+    """Tensors of one weight, by the ends of their names. All of its methods raise KeyError for one
+    that does not exist, and LoadError for one that has not the form that is asked for.
+    """
+
+    def __init__(self, raw: RawTensors, base: str) -> None:
+        self._raw, self._base = raw, base
+
+    def __contains__(self, end: str) -> bool:
+        try:
+            self._raw.array(self._base + end)
+        except KeyError:
+            return False
+        return True
+
+    def array(self, end: str) -> NDArray[Any]:
+        """Return a tensor as it is stored."""
+        return self._raw.array(self._base + end)
+
+    def floats(self, end: str, axes: int | None = None) -> Floats:
+        """Return a tensor as float32, with so many axes and at least one number."""
+        return np.ascontiguousarray(self._formed(end, axes), np.float32)
+
+    def integers(self, end: str, axes: int) -> NDArray[np.int64]:
+        """Return a tensor of integers with so many axes and at least one number."""
+        values = self._formed(end, axes)
+        if values.dtype.kind not in "iu":
+            raise LoadError(f"'{self._base}{end}': integers expected, got {values.dtype}")
+        return np.asarray(values, np.int64)
+
+    def unpacked(self, end: str, bits: int, axis: int) -> NDArray[np.uint8]:
+        """Return a matrix of integers that are packed into int32 along an axis."""
+        packed = self._formed(end, 2)
+        if packed.dtype != np.int32:
+            raise LoadError(f"'{self._base}{end}': int32 expected, got {packed.dtype}")
+        return _unpack(packed, bits, axis)
+
+    def _formed(self, end: str, axes: int | None) -> NDArray[Any]:
+        values = self._raw.array(self._base + end)
+        if not values.size or (axes is not None and values.ndim != axes):
+            expected = "numbers" if axes is None else f"{axes} axes"
+            raise LoadError(f"'{self._base}{end}': {expected} expected, got {values.shape}")
+        return values
 
 
-def _unpack(packed: NDArray[Any], bits: int, axis: int) -> NDArray[np.uint8]:
+def _unpack(packed: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.uint8]:
     """Return integers that lie in int32 along an axis, the lowest bits first."""
     count = 32 // bits
-    lanes = np.moveaxis(np.asarray(packed).view(np.uint32), axis, -1)[..., None]
+    lanes = np.moveaxis(packed.view(np.uint32), axis, -1)[..., None]
     levels = (lanes >> np.arange(0, 32, bits, dtype=np.uint32)) & np.uint32((1 << bits) - 1)
     flat = levels.astype(np.uint8).reshape(*levels.shape[:-2], levels.shape[-2] * count)
     return np.moveaxis(flat, -1, axis)
 
 
-def _optional(arrays: Arrays, end: str) -> NDArray[Any] | None:
-    """Return a tensor of a weight, None if it does not exist."""
-    try:
-        return arrays(end)
-    except KeyError:
-        return None
-
-
-def _floats(values: NDArray[Any]) -> Floats:
-    return np.ascontiguousarray(values, np.float32)
-
-
-def _decode_gptq(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+def _decode_gptq(settings: Mapping[str, Any], name: str, parts: WeightParts) -> Weight:
     """Decode GPTQ: qweight [inputs / n, outputs], qzeros [groups, outputs / n]."""
     bits = _packed_bits(settings, "bits")
-    levels = _unpack(arrays("qweight"), bits, 0).T
+    levels = parts.unpacked("qweight", bits, 0).T
     # Files of the first version hold zero points less 1.
     offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    zeros = _floats(_unpack(arrays("qzeros"), bits, 1)) + np.float32(offset)
-    groups = np.asarray(arrays("g_idx"), np.int64)
-    scales = _floats(arrays("scales"))
+    zeros = parts.unpacked("qzeros", bits, 1).astype(np.float32) + np.float32(offset)
+    groups, scales = parts.integers("g_idx", 1), parts.floats("scales", 2)
     return _grouped(name, levels, scales.T, zeros.T, groups).to_weight(name, bits)
 
 
-def _decode_awq(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+def _decode_awq(settings: Mapping[str, Any], name: str, parts: WeightParts) -> Weight:
     """Decode AWQ: qweight [inputs, outputs / 8], qzeros [groups, outputs / 8]."""
     if settings.get("bits", 4) != 4 or settings.get("version", "gemm") != "gemm":
         raise UnsupportedError("config: 'quantization_config': AWQ of 4 bits as 'gemm' is read")
 
-    def undo_awq_order(packed: NDArray[Any]) -> NDArray[np.uint8]:
-        levels = _unpack(packed, 4, 1)
+    def undo_awq_order(end: str) -> NDArray[np.uint8]:
+        levels = parts.unpacked(end, 4, 1)
         return levels.reshape(len(levels), -1, 8)[:, :, AWQ_ORDER].reshape(levels.shape)
 
-    levels, zeros = undo_awq_order(arrays("qweight")).T, _floats(undo_awq_order(arrays("qzeros"))).T
+    levels, zeros = undo_awq_order("qweight").T, undo_awq_order("qzeros").T.astype(np.float32)
     groups = np.arange(levels.shape[1]) // max(1, levels.shape[1] // zeros.shape[1])
-    return _grouped(name, levels, _floats(arrays("scales")).T, zeros, groups).to_weight(name, 4)
+    return _grouped(name, levels, parts.floats("scales", 2).T, zeros, groups).to_weight(name, 4)
 
 
-def _decode_compressed(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+def _decode_compressed(settings: Mapping[str, Any], name: str, parts: WeightParts) -> Weight:
     """Decode compressed-tensors: weight_packed [outputs, inputs / n], or a weight of fp8."""
-    scales = _floats(arrays("weight_scale"))
-    if (packed := _optional(arrays, "weight_packed")) is None:
+    scales = parts.floats("weight_scale")
+    if "weight_packed" not in parts:
         # int8 and fp8 are plain, with a scale for the tensor or for each row.
-        values = _floats(arrays("weight"))
-        if _optional(arrays, "weight_zero_point") is not None:
+        values = parts.floats("weight", 2)
+        if "weight_zero_point" in parts:
             raise UnsupportedError(f"'{name}': zero points beside plain integers")
         if scales.size not in (1, len(values)):
             raise LoadError(
@@ -161,21 +189,30 @@ def _decode_compressed(settings: Mapping[str, Any], name: str, arrays: Arrays) -
         return Weight.of(name, values * scales.reshape(-1, 1))
     arguments = _shared_weight_arguments(settings)
     bits = _packed_bits(arguments, "num_bits")
-    shape = tuple(int(n) for n in arrays("weight_shape"))
-    levels = _unpack(packed, bits, 1)[:, : shape[1]]
-    scales = scales.reshape(shape[0], -1)
+    levels = parts.unpacked("weight_packed", bits, 1)
+    shape = parts.integers("weight_shape", 1).tolist()
+    if (
+        len(shape) != 2
+        or shape[0] != len(levels)
+        or not 0 < shape[1] <= levels.shape[1]
+        or scales.size % shape[0]
+    ):
+        raise LoadError(
+            f"'{name}': integers {levels.shape} and scales {scales.shape} do not fit 'weight_shape'"
+            f" {shape}"
+        )
+    levels, scales = levels[:, : shape[1]], scales.reshape(shape[0], -1)
     # Signed integers are stored with half of the range added.
     zeros = np.full_like(scales, 1 << (bits - 1))
     if not arguments.get("symmetric", True):
-        stored = _unpack(arrays("weight_zero_point"), bits, 0)[: shape[0]]
-        zeros = _floats(stored)
+        zeros = parts.unpacked("weight_zero_point", bits, 0)[: shape[0]].astype(np.float32)
     groups = np.arange(shape[1]) // max(1, shape[1] // scales.shape[1])
     return _grouped(name, levels, scales, zeros, groups).to_weight(name, bits)
 
 
-def _decode_fp8(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weight:
+def _decode_fp8(settings: Mapping[str, Any], name: str, parts: WeightParts) -> Weight:
     """Decode fp8 with a scale for each block of rows and columns (DeepSeek-V3)."""
-    values, scales = _floats(arrays("weight")), _floats(arrays("weight_scale_inv"))
+    values, scales = parts.floats("weight", 2), parts.floats("weight_scale_inv", 2)
     size = settings.get("weight_block_size") or [128, 128]
     if (
         not isinstance(size, (list, tuple))
@@ -187,8 +224,13 @@ def _decode_fp8(settings: Mapping[str, Any], name: str, arrays: Arrays) -> Weigh
     if scales.shape != expected:
         raise LoadError(f"'{name}': scales {expected} expected, got {scales.shape}")
     for axis, block in enumerate(size):
-        scales = np.repeat(scales, block, axis)
+        # A block may be larger than its axis, by any number.
+        scales = np.repeat(scales, min(block, values.shape[axis]), axis)
     return Weight.of(name, values * scales[: values.shape[0], : values.shape[1]])
+
+
+def _decode_bitsandbytes(settings: Mapping[str, Any], name: str, parts: WeightParts) -> Weight:
+    return decode_bitsandbytes(name, parts.array)
 
 
 def _grouped(
@@ -243,7 +285,7 @@ class QuantizationMethod:
 
     marks: tuple[str, ...]
     ends: tuple[str, ...]
-    decode: Callable[[Mapping[str, Any], str, Arrays], Weight]
+    decode: Callable[[Mapping[str, Any], str, WeightParts], Weight]
 
 
 _GPTQ_ENDS = ("qweight", "qzeros", "scales", "g_idx")
@@ -257,7 +299,7 @@ QUANTIZATION_METHODS: Mapping[str, QuantizationMethod] = {
         _decode_compressed,
     ),
     "bitsandbytes": QuantizationMethod(
-        BITSANDBYTES_MARKS, BITSANDBYTES_ENDS, decode_bitsandbytes
+        BITSANDBYTES_MARKS, BITSANDBYTES_ENDS, _decode_bitsandbytes
     ),
     "fp8": QuantizationMethod(
         ("weight_scale_inv",), ("weight", "weight_scale_inv", "activation_scale"), _decode_fp8
@@ -314,9 +356,7 @@ class QuantizedCheckpoint(Mapping[str, Weight]):
         if base == name or base not in self._bases:
             return self._checkpoint[name]
         try:
-            return self._method.decode(
-                self._settings, name, lambda end: self._raw.array(base + end)
-            )
+            return self._method.decode(self._settings, name, WeightParts(self._raw, base))
         except KeyError as error:
             raise LoadError(f"'{name}': no tensor {error}") from error
 

@@ -83,8 +83,11 @@ class StackedExperts(Mapping[str, Weight]):
         if stored.endswith("_blocks"):
             return self._decoded(name, stored, number, in_turns)
         weight = self._checkpoint[stored]
-        if len(weight.data) != self._count():
-            raise LoadError(f"'{stored}': {self._count()} experts expected, got {weight.shape}")
+        axes = 2 if match[4] == "bias" else 3
+        if len(weight.shape) != axes or len(weight.data) != self._count():
+            raise LoadError(
+                f"'{stored}': {axes} axes, {self._count()} experts expected, got {weight.shape}"
+            )
         rows = weight.data[number].T
         return Weight.of(name, _apart(rows) if in_turns else rows, weight.format)
 
@@ -93,7 +96,10 @@ class StackedExperts(Mapping[str, Weight]):
         raw = self._checkpoint
         if not isinstance(raw, RawTensors):
             raise LoadError(f"'{stored}': a checkpoint with tensors of bytes expected")
-        blocks, scales = raw.array(stored), raw.array(f"{stored.removesuffix('_blocks')}_scales")
+        try:
+            blocks, scales = raw.array(stored), raw.array(f"{stored.removesuffix('_blocks')}_scales")
+        except KeyError as error:
+            raise LoadError(f"'{name}': no tensor {error}") from error
         if (
             blocks.dtype != np.uint8
             or scales.dtype != np.uint8
@@ -125,4 +131,5 @@ def with_single_experts(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint that has a tensor for each expert, where its family stacks them."""
     architectures = checkpoint.config.get("architectures") or ()
     names = architectures if isinstance(architectures, (list, tuple)) else (architectures,)
-    return StackedExperts(checkpoint) if set(names) & set(STACKED_ARCHITECTURES) else checkpoint
+    is_stacked = any(name in STACKED_ARCHITECTURES for name in names)
+    return StackedExperts(checkpoint) if is_stacked else checkpoint

@@ -15,7 +15,9 @@ import io
 import os
 import pickle
 import pickletools
+import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -43,6 +45,13 @@ OTHER_STORAGES = (
     "ShortStorage",
 )  # fmt: skip
 """Of tensors that a decoder does not read, such as masks."""
+MAX_EXPANDED_ELEMENTS = 1 << 24
+"""Elements of a tensor that repeats its storage by strides of 0, as `torch.Tensor.expand` does: a
+file of 100 bytes could have 2^48 otherwise."""
+ZIP_ERRORS = (
+    OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile,
+)
+"""What zipfile raises for damaged archives, and for encrypted ones and unknown compression."""
 OPCODES = frozenset(
     "PROTO FRAME STOP MARK GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID MEMOIZE PUT BINPUT"
     " LONG_BINPUT GET BINGET LONG_BINGET EMPTY_DICT EMPTY_TUPLE EMPTY_LIST DICT LIST TUPLE TUPLE1"
@@ -82,7 +91,7 @@ class TorchFile(Mapping[str, Weight]):
             with zipfile.ZipFile(self.path) as archive:
                 self._entries = {info.filename: info for info in archive.infolist()}
                 self._root, content = self._read_pickle(archive)
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except ZIP_ERRORS as error:
             raise LoadError(
                 f"{self.path}: no file of torch.save since PyTorch 1.6: {error}"
             ) from error
@@ -140,7 +149,9 @@ class TorchFile(Mapping[str, Weight]):
             supported = ", ".join(FORMAT_BY_STORAGE)
             raise LoadError(f"{where}: one of {supported} expected, got {tensor.storage.kind}")
         dtype = UNQUANTIZED_DTYPES[format]
-        tensor_bytes(tensor.shape, dtype.itemsize, where)
+        count = tensor_bytes(tensor.shape, 1, where)
+        if count > max(tensor.storage.elements, MAX_EXPANDED_ELEMENTS):
+            raise LoadError(f"{where}: {count} elements of {tensor.storage.elements} in the file")
         spans = zip(tensor.shape, tensor.strides, strict=True)
         last = tensor.offset + sum((extent - 1) * stride for extent, stride in spans)
         if 0 not in tensor.shape and last >= tensor.storage.elements:

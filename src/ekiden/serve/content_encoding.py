@@ -15,6 +15,9 @@ _ZLIB_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 CONTENT_ENCODINGS = frozenset(_ZLIB_WINDOW_BITS)
 DECOMPRESSION_STEP_BYTES = 256 << 10
 """Bytes that are decompressed at once: about a millisecond, after which the event loop goes on."""
+INPUT_STEP_BYTES = 64 << 10
+"""Compressed bytes that zlib reads at once: blocks without content give no output, so that a bound
+of the output alone bounds no time; and zlib copies the input that it has not consumed."""
 
 
 async def decompress_body(
@@ -33,21 +36,23 @@ async def decompress_body(
     """
     stream = zlib.decompressobj(_ZLIB_WINDOW_BITS[encoding])
     decompressed = bytearray()
-    compressed: bytes | bytearray = body
-    while not stream.eof:
-        try:
-            step = stream.decompress(compressed, DECOMPRESSION_STEP_BYTES)
-        except zlib.error:
-            raise RequestError(f"the body: no data of {encoding.decode()}") from None
-        if len(decompressed) + len(step) > max_bytes:
-            raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
-        hold(len(step))
-        decompressed += step
-        compressed = stream.unconsumed_tail
+    at = 0
+    while at < len(body) and not stream.eof:
+        compressed: bytes | memoryview = memoryview(body)[at : at + INPUT_STEP_BYTES]
+        at += len(compressed)
         # The stream may hold output when all input is consumed, so an empty tail is no end.
-        if not step and not compressed:
-            break
-        await asyncio.sleep(0)
-    if not stream.eof or stream.unused_data:
+        is_full = True
+        while (compressed or is_full) and not stream.eof:
+            try:
+                step = stream.decompress(compressed, DECOMPRESSION_STEP_BYTES)
+            except zlib.error:
+                raise RequestError(f"the body: no data of {encoding.decode()}") from None
+            if len(decompressed) + len(step) > max_bytes:
+                raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
+            hold(len(step))
+            decompressed += step
+            compressed, is_full = stream.unconsumed_tail, len(step) == DECOMPRESSION_STEP_BYTES
+            await asyncio.sleep(0)
+    if not stream.eof or stream.unused_data or at < len(body):
         raise RequestError(f"the body: one whole stream of {encoding.decode()} expected")
     return decompressed

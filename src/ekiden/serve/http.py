@@ -26,7 +26,12 @@ from ekiden.serve.http_messages import (
 )
 from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
 from ekiden.serve.openai_routes import OpenAIRoutes, openai_error
-from ekiden.serve.origin_check import OriginChecker, reject_form_types, require_json
+from ekiden.serve.origin_check import (
+    PAGE_PATH,
+    OriginChecker,
+    reject_form_types,
+    require_json,
+)
 from ekiden.serve.requests import InferRequest
 from ekiden.serve.routes import DEFAULT_ROUTE_METHODS, Route, RoutingTable
 from ekiden.serve.security import TokenStore
@@ -36,8 +41,6 @@ __all__ = ["HttpApplication", "json_response", "read_body"]
 
 UNAUTHENTICATED_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
-PAGE_PATH = "/"
-"""The page that tries models, which is the same for all and asks for a token itself."""
 BINARY_CONTENT_TYPE = "application/octet-stream"
 MAX_CONTROL_BYTES = 64 << 10
 """The most bytes of a request to load, unload or list."""
@@ -175,7 +178,7 @@ class HttpApplication:
         try:
             if scope["path"] not in UNAUTHENTICATED_PATHS:
                 self._browsers.check(scope, headers)
-                if scope["path"] != PAGE_PATH:
+                if scope["path"] != PAGE_PATH:  # which is the same for all, and asks for a token
                     self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
                 PARENT_CONTEXT.set(headers[b"traceparent"].decode("latin-1"))

@@ -15,12 +15,13 @@ from starlette.types import Scope
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["OriginChecker", "reject_form_types", "require_json"]
+__all__ = ["PAGE_PATH", "OriginChecker", "reject_form_types", "require_json"]
 
 Headers = dict[bytes, bytes]
 MAX_CACHED_HOSTS = 256
 """Values of `Host` that need no second look."""
-SAFE_METHODS = frozenset({"GET", "HEAD"})
+PAGE_PATH = "/"
+"""The page that tries models, to which pages of other origins may lead."""
 FORM_CONTENT_TYPES = frozenset({
     b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain",
 })  # fmt: skip
@@ -51,8 +52,9 @@ class OriginChecker:
         elif (
             b"sec-fetch-site" in headers
             and headers[b"sec-fetch-site"] in (b"cross-site", b"same-site")
-            and scope["method"] not in SAFE_METHODS
+            and scope["path"] != PAGE_PATH
         ):
+            # A GET too: an image's address can name a model, which is then loaded on demand.
             raise RequestError("a page of another origin may not ask this server", "forbidden")
 
     def _check_host(self, host: bytes) -> None:
