@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from ekiden.driver.tvmc.compiler import parse_pass_configs, parse_target
 from ekiden.driver.tvmc.main import main, parse_shapes
 from ekiden.runtime.errors import InputError, LoadError
 
+SOUND_PACKAGE = b'{"executor": "graph", "target": "llvm"}'
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 
 
@@ -130,3 +133,43 @@ def test_texts_of_options() -> None:
         filter_tasks([], "x")
     with pytest.raises(InputError, match="no format is called 'word'"):
         tvmc.load("model.doc", model_format="word")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"mod.so": b"x", "tvmc.json": b"[" * 100_000}, "RecursionError"),
+        ({"mod.so": b"x", "tvmc.json": b"{}"}, "KeyError"),
+        ({"mod.so": b"x", "tvmc.json": b"9" * 5000}, "ValueError"),
+        ({"mod.so": b"x", "tvmc.json": b"[]"}, "an object expected"),
+        ({"metadata.json": b'{"modules": {}}'}, "ValueError"),
+        ({"metadata.json": b'{"modules": {"a": 3}}'}, "TypeError"),
+        ({"mod.so": b"x", "tvmc.json": SOUND_PACKAGE, "mod.json": b"\xff"}, "Unicode"),
+        ({"../x": b"x"}, "a file outside of it"),
+        ({"a": b"x", "a/b": b"x"}, "a file and a folder"),
+        ({"a": b"x"}, "a package of tvmc compile expected"),
+    ],
+)  # fmt: skip
+def test_hostile_packages_are_refused(
+    tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(LoadError, match=message):
+        tvmc.TVMCPackage(tmp_path / "a.tar")
+
+
+def test_a_package_that_expands_without_end_is_refused(tmp_path: Path) -> None:
+    """A member says two gigabytes, of which a packed archive needs two megabytes."""
+    member = tarfile.TarInfo("mod.so")
+    member.size = 2 << 30
+    (tmp_path / "a.tar").write_bytes(gzip.compress(member.tobuf() + bytes(1 << 20)))
+    with pytest.raises(LoadError, match="an archive of at most 1073741824 bytes expected"):
+        tvmc.TVMCPackage(tmp_path / "a.tar")
+    whole = gzip.compress(member.tobuf() + bytes(1 << 20))
+    (tmp_path / "a.tar").write_bytes(whole[:40] + b"damaged" + whole[47:])
+    with pytest.raises(LoadError, match="no tar"):
+        tvmc.TVMCPackage(tmp_path / "a.tar")

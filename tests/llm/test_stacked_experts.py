@@ -58,9 +58,7 @@ def test_scales_that_are_missing_are_named(tmp_path: Path) -> None:
     name = "m.experts.gate_up_proj_blocks"
     header = {name: {"dtype": "U8", "shape": [2, 4, 1, 16], "data_offsets": [0, 128]}}
     raw = json.dumps(header).encode()
-    (tmp_path / "model.safetensors").write_bytes(
-        len(raw).to_bytes(8, "little") + raw + bytes(128)
-    )
+    (tmp_path / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(128))
     config = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 2,
               "quantization_config": {"quant_method": "mxfp4"}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))

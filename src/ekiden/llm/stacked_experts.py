@@ -97,7 +97,10 @@ class StackedExperts(Mapping[str, Weight]):
         if not isinstance(raw, RawTensors):
             raise LoadError(f"'{stored}': a checkpoint with tensors of bytes expected")
         try:
-            blocks, scales = raw.array(stored), raw.array(f"{stored.removesuffix('_blocks')}_scales")
+            blocks, scales = (
+                raw.array(stored),
+                raw.array(f"{stored.removesuffix('_blocks')}_scales"),
+            )
         except KeyError as error:
             raise LoadError(f"'{name}': no tensor {error}") from error
         if (

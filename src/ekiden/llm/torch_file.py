@@ -49,7 +49,13 @@ MAX_EXPANDED_ELEMENTS = 1 << 24
 """Elements of a tensor that repeats its storage by strides of 0, as `torch.Tensor.expand` does: a
 file of 100 bytes could have 2^48 otherwise."""
 ZIP_ERRORS = (
-    OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
 )
 """What zipfile raises for damaged archives, and for encrypted ones and unknown compression."""
 OPCODES = frozenset(

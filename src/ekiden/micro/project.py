@@ -10,15 +10,12 @@ project/project.json  the template and the options that the project was made wit
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 import shutil
 import subprocess
-import tarfile
-import zlib
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ekiden.compiler.export.micro import MicroProgram
@@ -36,6 +33,7 @@ from ekiden.micro.templates import (
 )
 from ekiden.rpc.channel import Stream
 from ekiden.rpc.client import start_piped_program
+from ekiden.runtime.artifact.archive import read_archive_files
 from ekiden.runtime.errors import ExportError, InputError, LoadError
 from ekiden.runtime.files import PathName, rewrite_os_errors
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -217,9 +215,7 @@ def generate_project(
                 f"generate project: the template '{row.name}' takes no option '{name}'"
             )
     files = (
-        library_files(library)
-        if isinstance(library, MicroProgram)
-        else _read_model_library(library)
+        library_files(library) if isinstance(library, MicroProgram) else read_archive_files(library)
     )
     about = _parse_mlf_metadata(files, library)
     if "workspace_size_bytes" in chosen:
@@ -275,39 +271,6 @@ def _lookup_template(name: str) -> Template:
 def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-MAX_MODEL_LIBRARY_BYTES = 1 << 30
-"""Of all files of a model library: what a packed or sparse archive may grow to."""
-
-
-def _read_model_library(path: PathName) -> dict[str, bytes]:
-    """Read the files of a Model Library Format archive by path. Raises LoadError for files outside
-    its root, a file in place of a folder, or more than MAX_MODEL_LIBRARY_BYTES.
-    """
-    files: dict[str, bytes] = {}
-    remaining = MAX_MODEL_LIBRARY_BYTES
-    try:
-        with rewrite_os_errors("read", path), tarfile.open(path) as archive:
-            for member in archive:
-                name = os.path.normpath(member.name)
-                # Path traversal: an archive must not write outside of the project folder.
-                if name.startswith(("/", "..")) or name == "." or not name.isprintable():
-                    raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
-                # Checked before reading, so that a decompression bomb fails early.
-                remaining -= member.size
-                if remaining < 0:
-                    limit = f"{MAX_MODEL_LIBRARY_BYTES} bytes"
-                    raise LoadError(f"read '{path}': a model library of at most {limit} expected")
-                data = archive.extractfile(member) if member.isfile() else None
-                if data is not None:
-                    files[name] = data.read()
-    except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise LoadError(f"read '{path}': no tar: {error}") from error
-    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
-    if clash := folders & files.keys():
-        raise LoadError(f"read '{path}': {min(clash)!r} is a file and a folder")
-    return files
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.param_dict import load_param_dict, save_param_dict
 from ekiden.relay.parser import parse
 from ekiden.runtime import BenchmarkResult
+from ekiden.runtime.artifact.archive import read_archive_files
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName, rewrite_os_errors
 
@@ -76,21 +77,23 @@ class TVMCModel:
 
 
 def _read_model(path: PathName) -> tuple[IRModule, dict[str, Any]]:
-    members = _read_archive(path)
+    members = read_archive_files(path)
     if not {"model.relay", "model.params"} <= set(members):
         raise LoadError(f"read '{path}': an archive of TVMCModel.save expected")
-    module = parse(members["model.relay"].decode())
+    try:
+        text = members["model.relay"].decode()
+    except UnicodeDecodeError as error:
+        raise LoadError(f"read '{path}': 'model.relay': {error}") from error
+    module = parse(text)
     return module, dict(load_param_dict(members["model.params"]))
 
 
-def _read_archive(path: PathName) -> dict[str, bytes]:
-    """Return the files of an archive by name. Raises OSError, LoadError."""
-    try:
-        with rewrite_os_errors("read", path), tarfile.open(path) as archive:
-            files = {m.name.removeprefix("./"): archive.extractfile(m) for m in archive}
-            return {name: file.read() for name, file in files.items() if file is not None}
-    except tarfile.TarError as error:
-        raise LoadError(f"read '{path}': an archive expected: {error}") from None
+def _parse_package(members: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Return an object of a package that is JSON. Raises ValueError."""
+    value = json.loads(members[name])
+    if not isinstance(value, dict):
+        raise ValueError(f"'{name}': an object expected")
+    return value
 
 
 class TVMCPackage:
@@ -111,20 +114,29 @@ class TVMCPackage:
     ) -> None:
         self.package_path = Path(package_path)
         self.project_dir = Path(project_dir) if project_dir is not None else None
-        self.members = _read_archive(package_path)
+        self.members = read_archive_files(package_path)
         self.lib_name = next((n for n in ("mod.so", "mod.tar") if n in self.members), None)
+        try:
+            self._read_members()
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise LoadError(
+                f"read '{package_path}': no package of tvmc compile: {type(error).__name__}:"
+                f" {error}"
+            ) from error
+
+    def _read_members(self) -> None:
+        """Read what the members say. Raises LoadError, and Python's errors for damaged ones."""
+        self.targets: object
         if self.lib_name is not None and "tvmc.json" in self.members:
-            self.type = "classic"
-            about = json.loads(self.members["tvmc.json"])
-            self.executor_type = str(about["executor"])
-            self.targets: object = about["target"]
+            about = _parse_package(self.members, "tvmc.json")
+            self.type, self.executor_type = "classic", str(about["executor"])
+            self.targets = about["target"]
         elif "metadata.json" in self.members:
             self.type, self.executor_type = "mlf", "aot"
-            self.targets = next(
-                iter(json.loads(self.members["metadata.json"])["modules"].values())
-            )["target"]
+            (module, *_) = _parse_package(self.members, "metadata.json")["modules"].values()
+            self.targets = module["target"]
         else:
-            raise LoadError(f"read '{package_path}': a package of tvmc compile expected")
+            raise LoadError(f"read '{self.package_path}': a package of tvmc compile expected")
         graph = self.members.get("mod.json")
         self.graph = graph.decode() if graph is not None else None
         self.params = self.members.get("mod.params")

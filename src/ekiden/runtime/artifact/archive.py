@@ -1,5 +1,7 @@
-"""Library archives of `export_library`: sources with a Makefile, and the .eki file, which is loaded
-without compiling them.
+"""Archives: library archives of `export_library`, and the files of packages from others.
+
+A library archive has sources with a Makefile, and the .eki file, which is loaded without compiling
+them.
 
     name/name.eki     an executable, or modules that import each other
     name/name.c ...   what makes name.so of it
@@ -8,17 +10,25 @@ without compiling them.
 from __future__ import annotations
 
 import os
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import Module, module_from_bytes, register_func
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.files import PathName, rewrite_os_errors
 
 if TYPE_CHECKING:
+    import lzma
     import mmap
     import tarfile
+    import zlib
 else:
     mmap, tarfile = LazyModule("mmap"), LazyModule("tarfile")
+    lzma, zlib = LazyModule("lzma"), LazyModule("zlib")
+
+MAX_ARCHIVE_BYTES = 1 << 30
+"""Of all files of a packed or sparse archive; those of a plain one are no more than its own."""
 
 _RETAINED_MAPPINGS: list[mmap.mmap] = []
 """What modules lie in: code of theirs may run as long as the process."""
@@ -61,3 +71,32 @@ def _extract_artifact(path: str, archive: tarfile.TarFile, size_limit: int) -> m
 
 
 __all__ = ["load_archive"]
+
+
+def read_archive_files(path: PathName) -> dict[str, bytes]:
+    """Read the files of an archive by their paths. Raises OSError, and LoadError for what is no
+    archive, files outside its root, a file in place of a folder, or more bytes than the archive
+    and MAX_ARCHIVE_BYTES.
+    """
+    files: dict[str, bytes] = {}
+    try:
+        with rewrite_os_errors("read", path), tarfile.open(path) as archive:
+            remaining = limit = max(MAX_ARCHIVE_BYTES, os.path.getsize(path))
+            for member in archive:
+                name = os.path.normpath(member.name)
+                # Path traversal: an archive must not write outside of its folder.
+                if name.startswith(("/", "..")) or name == "." or not name.isprintable():
+                    raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
+                # Checked before reading, so that a decompression bomb fails early.
+                remaining -= member.size
+                if remaining < 0:
+                    raise LoadError(f"read '{path}': an archive of at most {limit} bytes expected")
+                data = archive.extractfile(member) if member.isfile() else None
+                if data is not None:
+                    files[name] = data.read()
+    except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise LoadError(f"read '{path}': no tar: {error}") from error
+    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    if clash := folders & files.keys():
+        raise LoadError(f"read '{path}': {min(clash)!r} is a file and a folder")
+    return files
