@@ -19,8 +19,9 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Function
+from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.devices.engines import region_code, wrap_engine_errors
+from ekiden.runtime.devices.engines import ENGINE_FOLDERS, region_code, region_outputs, wrap_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -51,7 +52,8 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
         """Compile a function that an executable stores as JSON and return its kernel."""
         function = load_json(region_code(symbol, metadata))
         assert isinstance(function, Function)
-        return wrap_engine_errors(compiler, symbol, codegen(function))
+        outputs = region_outputs(symbol, metadata)
+        return wrap_region(compiler, symbol, codegen(function), outputs)
 
     register_func(f"ek.external.{compiler}", load_kernel, override=True)
     register_compiler(compiler, ExternalCompiler(save_json))
@@ -89,10 +91,11 @@ def is_external_function(function: Function) -> bool:
     return function.attr("Compiler") is not None
 
 
-def build_external(function: Function) -> tuple[str, list[str]]:
+def build_external(function: Function) -> tuple[str, list[str | int]]:
     """Compile a function externally. Return its name in the executable, the symbol with a digest so
-    that programs do not collide, and what the executable stores: the compiler's name and a text.
-    Raises CompileError if its compiler is not registered.
+    that programs do not collide, and what the executable stores: the compiler's name, a text and,
+    of an engine without a library of Ekiden's, the number of its results. Raises CompileError if
+    its compiler is not registered.
     """
     compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
     if compiler not in _EXTERNAL_COMPILERS and not _register_tvm_codegen(compiler):
@@ -105,4 +108,7 @@ def build_external(function: Function) -> tuple[str, list[str]]:
             "relay.transform.Inline() and DefuseOps()"
         )
     name = f"{symbol}_{structural_digest(function)[:12]}"
-    return name, [compiler, _EXTERNAL_COMPILERS[compiler].compile(function)]
+    artifact: list[str | int] = [compiler, _EXTERNAL_COMPILERS[compiler].compile(function)]
+    if compiler not in ENGINE_FOLDERS:
+        artifact.append(len(flatten_tensor_types(function.body.checked_type)))
+    return name, artifact

@@ -28,7 +28,6 @@ from ekiden.runtime.devices.engines import (
     encode_code,
     missing_engine_message,
     register_loader,
-    wrap_engine_errors,
 )
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
@@ -82,12 +81,7 @@ def register(backend: Backend) -> None:
     record_extension(type(backend))
     _REGISTERED_BACKENDS[backend.name] = backend
     _validate_backend(backend)
-
-    def load(symbol: str, code: bytes) -> Callable[..., None]:
-        """Load the engine's function of a region, translating its exceptions."""
-        return wrap_engine_errors(backend.name, symbol, backend.load(symbol, code))
-
-    register_loader(backend.name, load)
+    register_loader(backend.name, backend.load, is_foreign=True)
 
 
 def _validate_backend(backend: Backend) -> None:

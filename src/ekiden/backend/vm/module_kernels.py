@@ -36,8 +36,9 @@ class ModuleKernels:
     """Functions compiled here, each once per target."""
     symbols: Mapping[Function, str]
     """Symbols of externally compiled functions."""
-    external_artifacts: Mapping[str, list[str]]
-    """Compiler and stored artifact of each external symbol."""
+    external_artifacts: Mapping[str, list[str | int]]
+    """Compiler and stored artifact of each external symbol, and how many results it has where that
+    is stored."""
     load_time_functions: Mapping[int, Function]
     """Function that computes each load-time constant, by array identity."""
     facts: Mapping[RelayExpr, KernelMemoryInfo]
@@ -89,7 +90,7 @@ def compile_kernels(
     called += [(f, target) for f in loads.values()]
     fused = list(dict.fromkeys(called))
     symbols: dict[Function, str] = {}
-    external: dict[str, list[str]] = {}
+    external: dict[str, list[str | int]] = {}
     for f in dict.fromkeys(f for f, _ in fused):
         if is_external_function(f):
             symbols[f], held = build_external(f)

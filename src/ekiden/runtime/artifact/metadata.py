@@ -177,6 +177,15 @@ def _pair_check(first: FieldCheck, second: FieldCheck) -> FieldCheck:
     return check_pair
 
 
+def _check_region(value: object) -> None:
+    """Raise _SchemaError, with the item's number, for anything but the name of a compiler, a text
+    and, if any, a number of results."""
+    if not isinstance(value, list) or len(value) not in (2, 3):
+        raise _schema_error("a list of 2 or 3 items", value)
+    for at, check in enumerate((_check_name, _check_text, _check_size)[: len(value)]):
+        _check_component(f"[{at}]", check, value[at])
+
+
 def _map_check(item: FieldCheck) -> FieldCheck:
     def check_map(value: object) -> None:
         """Raise _SchemaError, with the value's key, for anything but an object with such values."""
@@ -244,7 +253,7 @@ _METADATA_SCHEMA = _record_check(
         "denormals": _one_of_check("flush"),
         "device_targets": _list_check(_check_text, min_items=1),
         "executor": _one_of_check(*EXECUTOR_KINDS),
-        "external": _map_check(_pair_check(_check_name, _check_text)),
+        "external": _map_check(_check_region),
         "host_functions": _list_check(_check_name),
         "kernels": _map_check(_KERNEL_SCHEMA),
         "main": _MAIN_SCHEMA,

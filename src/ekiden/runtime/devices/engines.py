@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from ekiden._lazy import LazyModule
 from ekiden.runtime.artifact import external_region
@@ -23,6 +25,10 @@ from ekiden.runtime.errors import EkidenError, LoadError, RunError
 if TYPE_CHECKING:
     import base64
     import pathlib
+
+    from numpy.typing import NDArray
+
+    from ekiden.runtime.binding._core import Tensor
 else:
     base64 = LazyModule("base64")
     pathlib = LazyModule("pathlib")
@@ -34,8 +40,9 @@ __all__ = [
     "load_region",
     "missing_engine_message",
     "region_code",
+    "region_outputs",
     "register_loader",
-    "wrap_engine_errors",
+    "wrap_region",
 ]  # fmt: skip
 
 RegionLoader = Callable[[str, bytes], Callable[..., None]]
@@ -89,9 +96,26 @@ def region_code(symbol: str, metadata: str) -> str:
     return stored
 
 
-def wrap_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
+def region_outputs(symbol: str, metadata: str) -> int:
+    """Return how many tensors a region writes, from an artifact's metadata; 0 where it records none
+    (the engines that Ekiden has libraries for).
+    """
+    return int((*json.loads(metadata)["external"][symbol], 0)[2])
+
+
+def wrap_region(
+    engine: str, symbol: str, kernel: object, outputs: int = 0
+) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
-    region. Raises LoadError where `kernel` cannot be called.
+    region, and an output that it leaves unwritten is one.
+
+    Args:
+        engine: Name of the engine.
+        symbol: Name of the region.
+        kernel: What the engine runs the region with, called with inputs, then outputs.
+        outputs: How many of its last arguments it writes.
+
+    Raises LoadError where `kernel` cannot be called.
     """
     if not callable(kernel):
         what = f"it gave a {type(kernel).__name__} of what runs a region"
@@ -99,29 +123,66 @@ def wrap_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[...
 
     def run_region(*tensors: object) -> None:
         """Run the region; raise RunError with the engine's name for what is not ours."""
+        written = cast("Sequence[Tensor]", tensors[len(tensors) - outputs :])
         try:
-            kernel(*tensors)
+            unwritten = _run_over_pattern(kernel, tensors, written, OUTPUT_PATTERNS[0])
+            if unwritten:  # or the results are the pattern: they are not the other one as well
+                unwritten &= _run_over_pattern(kernel, tensors, written, OUTPUT_PATTERNS[1])
         except EkidenError:
             raise
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
+        for at in sorted(unwritten):
+            shape = tuple(written[at].shape)
+            what = f"it wrote nothing to its output {at}, a tensor {shape} of {written[at].dtype}"
+            raise RunError(f"run '{symbol}': engine '{engine}': {what}")
 
     return run_region
 
 
-def register_loader(engine: str, load: RegionLoader) -> None:
-    """Register the loader of an engine's regions."""
+OUTPUT_PATTERNS = (0xA5, 0x5A)
+"""Bytes that outputs of foreign engines begin with: memory that nothing has written is told by
+them."""
+SAMPLED_ELEMENTS = 16
+"""Elements of an output that are set to a pattern, evenly spaced: a call costs microseconds, of
+outputs of any size."""
+
+
+def _run_over_pattern(
+    kernel: Callable[..., object], tensors: Sequence[object], outputs: Sequence[Tensor], byte: int
+) -> set[int]:
+    """Run a region over outputs that begin with a byte; return those that keep it."""
+    samples = {at: _sample_bytes(output) for at, output in enumerate(outputs) if output.nbytes}
+    for sample in samples.values():
+        sample[...] = byte
+    kernel(*tensors)
+    return {at for at, sample in samples.items() if (sample == byte).all()}
+
+
+def _sample_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return a view of the bytes of some elements of a contiguous tensor on the host."""
+    flat = tensor.numpy().reshape(-1)
+    elements: NDArray[np.uint8] = flat.view(np.uint8).reshape(flat.size, -1)
+    return elements[:: max(1, flat.size // SAMPLED_ELEMENTS)]
+
+
+def register_loader(engine: str, load: RegionLoader, *, is_foreign: bool = False) -> None:
+    """Register the loader of an engine's regions; what it loads is checked at each call where the
+    engine `is_foreign`, the user's own.
+    """
 
     def load_from_metadata(symbol: str, metadata: str) -> Callable[..., None]:
         """Load the region; raise LoadError with the engine's name for what is not ours."""
         try:
-            return load(symbol, base64.b64decode(region_code(symbol, metadata)))
+            kernel = load(symbol, base64.b64decode(region_code(symbol, metadata)))
         except EkidenError:
             raise
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise LoadError(f"load '{symbol}': engine '{engine}': {what}") from error
+        outputs = region_outputs(symbol, metadata)
+        return wrap_region(engine, symbol, kernel, outputs) if is_foreign else kernel
 
     register_func(f"ek.external.{engine}", load_from_metadata, override=True)
 
