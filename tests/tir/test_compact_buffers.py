@@ -73,6 +73,56 @@ def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> N
     assert isinstance(made.body, tir.Allocate)
 
 
+def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_reads() -> None:
+    made = compacted("""
+    t = T.alloc_buffer((8,), "float32")
+    for i in T.parallel(4):
+        for j0, j1 in T.grid(2, 5):
+            if j0 * 5 + j1 < 8 and i < 3:
+                for k in range(8):
+                    t[k] = T.Cast("float32", at[k])
+            if i < 3 and j0 * 5 + j1 < 8:
+                out[i, j0 * 5 + j1] = t[j0 * 5 + j1]
+""")
+    assert isinstance(made.body, tir.For)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["if i < 3:", "if j < 8 and at[j] < 2:", "if i >= 2:\n                pass\n            else:"],
+)
+def test_a_buffer_stays_where_its_reads_are_under_another_condition_than_its_writes(
+    condition: str,
+) -> None:
+    made = compacted(f"""
+    t = T.alloc_buffer((8,), "float32")
+    for i in range(4):
+        for j in range(8):
+            {condition}
+                for k in range(8):
+                    t[k] = T.Cast("float32", at[k])
+            if i >= 2:
+                out[i, j] = t[j]
+""")
+    assert isinstance(made.body, tir.Allocate)
+
+
+def test_a_buffer_stays_where_the_condition_of_its_reads_changes_meanwhile() -> None:
+    made = compacted("""
+    t = T.alloc_buffer((8,), "float32")
+    for k in range(8):
+        t[k] = T.Cast("float32", at[k])
+    for i in range(4):
+        for j in range(8):
+            if at[j] < 2:
+                t[j] = T.Cast("float32", i)
+            at[j] = at[j] + 1
+            if at[j] < 2:
+                out[i, j] = t[j]
+""")
+    assert isinstance(made.body, tir.Allocate)
+
+
 def test_threads_share_what_is_allocated_inside_their_loop() -> None:
     text = """@T.prim_func
 def f(out: T.Buffer((2, 8), "float32")):

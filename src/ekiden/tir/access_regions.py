@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import chain_operands, is_same_expr, post_order, substitute
+from ekiden.ir.prim_visitor import (
+    chain_operands,
+    free_vars,
+    is_same_expr,
+    post_order,
+    substitute,
+)
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
@@ -61,19 +67,49 @@ class BufferRegion:
     region: tuple[Range, ...]
 
 
-def buffer_accesses(root: Stmt, buffer: Buffer) -> list[Access]:
+def buffer_accesses(root: Stmt, buffer: Buffer, assumed: Sequence[PrimExpr] = ()) -> list[Access]:
     """Return every access of a buffer inside a statement in program order (a store's loads before
-    the store).
+    the store). Conditions that are `assumed` to hold make no access conditional.
     """
-    return [access for _, access in iter_accesses(root, buffer)]
+    return [access for _, access in iter_accesses(root, buffer, assumed)]
+
+
+def shared_conditions(root: Stmt, buffer: Buffer) -> tuple[PrimExpr, ...]:
+    """Return the conjuncts under which a statement makes all its accesses of a buffer, as far as
+    they have one value throughout the statement: without loads and names bound inside.
+    """
+    if any(isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is buffer
+           for e in post_order(*stmt_exprs(root))):  # fmt: skip
+        return ()
+    children = [s for s in sub_statements(root) if buffer in accessed_buffers(s)]
+    if not children or isinstance(root, While):
+        return ()
+    first, *others = [shared_conditions(s, buffer) for s in children]
+    shared = [c for c in first if all(_has_expr(conditions, c) for conditions in others)]
+    if isinstance(root, IfThenElse) and children == [root.then_case]:
+        shared += _split_conjuncts(root.condition)
+    bound = {root.loop_var} if isinstance(root, For) else set()
+    bound |= {root.var} if isinstance(root, LetStmt) else set()
+    return tuple(c for c in shared if bound.isdisjoint(free_vars(c)) and not _has_load(c))
+
+
+def _has_expr(exprs: Iterable[PrimExpr], wanted: PrimExpr) -> bool:
+    return any(is_same_expr(e, wanted) for e in exprs)
+
+
+def _has_load(expr: PrimExpr) -> bool:
+    return any(isinstance(e, (BufferLoad, BufferAddress, Intrinsic)) for e in post_order(expr))
 
 
 # Indices leave here over loop variables alone: block iterators are replaced by what they are bound
 # to and names by their values, outermost first. A condition that only says that an index is inside
 # of its buffer does not make an access conditional: where it fails there is no element to speak of.
-def iter_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
+def iter_accesses(
+    root: Stmt, only: Buffer | None = None, assumed: Sequence[PrimExpr] = ()
+) -> Iterator[tuple[Buffer, Access]]:
     """Yield every access of every buffer, or of one, in program order; inner block iterators and
-    let variables are replaced by their bindings.
+    let variables are replaced by their bindings. Conditions that are `assumed` to hold make no
+    access conditional.
     """
     stack: list[tuple[Stmt, tuple[For, ...], dict[Var, PrimExpr], tuple[PrimExpr, ...]]] = [
         (root, (), {}, ())
@@ -124,7 +160,8 @@ def iter_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buff
             # conjunct.
             if isinstance(s, IfThenElse):
                 conjuncts = _split_conjuncts(substitute(s.condition, values))
-                inner = (*conditions, *(conjuncts if n == 0 else (s.condition,)))
+                uncertain = [c for c in conjuncts if not _has_expr(assumed, c)]
+                inner = (*conditions, *(uncertain if n == 0 else (s.condition,)))
             stack.append((child, loops, values, inner))
 
 

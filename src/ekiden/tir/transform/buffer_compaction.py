@@ -21,9 +21,14 @@ from ekiden.arith import prove_equal
 from ekiden.arith.injectivity import image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
-from ekiden.tir.access_regions import Access, bounding_region, buffer_accesses
+from ekiden.tir.access_regions import (
+    Access,
+    bounding_region,
+    buffer_accesses,
+    shared_conditions,
+)
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -35,6 +40,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     SeqStmt,
     Stmt,
+    While,
 )
 from ekiden.tir.stmt_summary import accessed_buffers
 from ekiden.tir.visitor import (
@@ -44,6 +50,8 @@ from ekiden.tir.visitor import (
     flatten_seq,
     has_only_region_accesses,
     pre_order_stmts,
+    stmt_exprs,
+    sub_statements,
 )
 
 MAX_PRIVATE_BYTES = 1 << 10
@@ -148,9 +156,7 @@ def _is_thread_private(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
     """
     crosses = False
     while True:
-        if isinstance(s, For) and _is_rewritten_each_iteration(
-            buffer, buffer_accesses(s.body, buffer), [*outer, s]
-        ):
+        if isinstance(s, For) and _is_rewritten_each_iteration(s.body, buffer, [*outer, s]):
             crosses = crosses or _thread_axis(s).startswith("threadIdx")
             outer = [*outer, s]
             s = s.body
@@ -179,7 +185,7 @@ def _sink_allocation(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[Fo
     """Sink a buffer's allocation as deep into a statement as all its accesses allow."""
     match s:
         case For() if not _is_shared_by_threads(buffer, s) and _is_rewritten_each_iteration(
-            buffer, buffer_accesses(s.body, buffer), [*outer, s]
+            s.body, buffer, [*outer, s]
         ):
             return s.with_fields(body=_sink_allocation(s.body, buffer, [*outer, s], [*crossed, s]))
         case Allocate():
@@ -221,11 +227,35 @@ def _is_shared_by_threads(buffer: Buffer, loop: For) -> bool:
     return buffer.scope == "global" or (buffer.scope == "shared" and thread.startswith("threadIdx"))
 
 
-def _is_rewritten_each_iteration(
-    buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]
-) -> bool:
+def _is_rewritten_each_iteration(body: Stmt, buffer: Buffer, outer: Sequence[For]) -> bool:
     """Return whether an iteration begins with a write and writes all that it reads: nothing is
     carried from the previous one.
+    """
+    touched = buffer_accesses(body, buffer, shared_conditions(body, buffer))
+    if _begins_with_all_it_reads(buffer, touched, outer):
+        return True
+    # What no iteration of an inner loop carries, none of an outer one does.
+    inner = _touching_child(body, buffer)
+    within = [*outer, body] if isinstance(body, For) else outer
+    return inner is not None and _is_rewritten_each_iteration(inner, buffer, within)
+
+
+def _touching_child(s: Stmt, buffer: Buffer) -> Stmt | None:
+    """Return the statement directly inside that makes all accesses of a buffer; None where there is
+    none, or where a loop without bounds repeats it.
+    """
+    touching = [child for child in sub_statements(s) if buffer in accessed_buffers(child)]
+    loads = (e for e in post_order(*stmt_exprs(s)) if isinstance(e, (BufferLoad, BufferAddress)))
+    if len(touching) != 1 or isinstance(s, While) or any(e.buffer is buffer for e in loads):
+        return None
+    return touching[0]
+
+
+def _begins_with_all_it_reads(
+    buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]
+) -> bool:
+    """Return whether the first of a statement's accesses is a store that happens, and some store
+    covers all that they touch.
     """
     # A read, or a store that may not happen, would see what the previous iteration left.
     if not touched or not touched[0].is_store or touched[0].is_conditional:
