@@ -83,6 +83,15 @@ def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, 2), float32]) {
     check(engine, text, whole((2, 3), (2, 2)))
 
 
+def test_the_range_of_a_region_is_computed_outside_of_it(engine: str) -> None:
+    text = """
+def @main(%x: Tensor[(1, 3, 5, 5), float32], %w: Tensor[(4, 3, 3, 3), float32]) {
+  %0 = nn.conv2d(%x, %w, padding=[1, 1]);
+  (%0, min(%0), max(%0))
+}"""
+    check(engine, text, whole((1, 3, 5, 5), (4, 3, 3, 3)))
+
+
 UNKNOWN = {
     "parameter": "def @main(%x: Tensor[(?, 3), float32]) { nn.softmax(nn.relu(%x)) }",
     "broadcast": """def @main(%x: Tensor[(?, 3), float32], %y: Tensor[(?, 3), float32]) {

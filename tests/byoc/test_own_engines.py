@@ -38,7 +38,8 @@ class OwnEngine:
 
 def run_region(name: str, operator: str, dtype: str, run: Run, value: Array) -> Array:
     byoc.register(OwnEngine(name, operator, run))
-    text = f'def @main(%x: Tensor[(n, 3), {dtype}]) {{ add({operator}(%x), cast(0, dtype="{dtype}")) }}'
+    zero = f'cast(0, dtype="{dtype}")'
+    text = f"def @main(%x: Tensor[(n, 3), {dtype}]) {{ add({operator}(%x), {zero}) }}"
     result: Array = ekiden.compile(byoc.partition(relay.parse(text), name))(value).numpy()
     return result
 

@@ -159,6 +159,15 @@ def image(b: TensorSteps, x: relay.Expr) -> relay.Expr:
     return op.nn.max_pool2d(x, pool_size=(3, 3), strides=(1, 1), padding=(1, 1))
 
 
+def scaled_product(b: TensorSteps, x: relay.Expr) -> relay.Expr:
+    """A product over its range, as dynamic quantisation scales it, where there is any element."""
+    product = b.choices.pick([dense, image])(b, x)
+    if not all(isinstance(d, IntImm) and d.value for d in shape_of(product)):
+        return product
+    low, high = op.min(product), op.max(product)
+    return op.divide(op.subtract(product, low), op.add(op.subtract(high, low), relay.const(1.0)))
+
+
 def slices(b: TensorSteps, x: relay.Expr) -> relay.Expr:
     """Every second row of the first dimension."""
     if not shape_of(x):
@@ -167,4 +176,4 @@ def slices(b: TensorSteps, x: relay.Expr) -> relay.Expr:
 
 
 STEPS = (unary, binary, binary, reduction, transpose, reshape, concatenate, softmax, dense, image,
-         slices)  # fmt: skip
+         scaled_product, slices)  # fmt: skip

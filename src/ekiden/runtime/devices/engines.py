@@ -103,9 +103,7 @@ def region_outputs(symbol: str, metadata: str) -> int:
     return int((*json.loads(metadata)["external"][symbol], 0)[2])
 
 
-def wrap_region(
-    engine: str, symbol: str, kernel: object, outputs: int = 0
-) -> Callable[..., None]:
+def wrap_region(engine: str, symbol: str, kernel: object, outputs: int = 0) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
     region, and an output that it leaves unwritten is one.
 

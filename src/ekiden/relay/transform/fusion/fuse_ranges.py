@@ -42,9 +42,13 @@ NUM_RANGES = 2
 
 
 def _primitive_of(expr: RelayExpr) -> Function | None:
-    """Return the primitive function that a call applies."""
-    is_call = isinstance(expr, Call) and isinstance(expr.op, Function)
-    return expr.op if is_call and expr.op.attr("Primitive") else None  # type: ignore[attr-defined]
+    """Return the primitive function that a call applies, unless it is another compiler's, which
+    knows none of our epilogues.
+    """
+    function = expr.op if isinstance(expr, Call) else None
+    if not isinstance(function, Function) or function.attr("Compiler") is not None:
+        return None
+    return function if function.attr("Primitive") else None
 
 
 def _range_operand(expr: RelayExpr) -> RelayExpr | None:
