@@ -113,6 +113,45 @@ def test_biases_of_the_size_of_weights_meet_though_they_cancel() -> None:
     assert calls(FoldScaleAxis()(_conv(body, 1))) == ["nn.conv2d", "add"]
 
 
+AFFINE = """def @main(%x: Tensor[(1, 3, 2, 2), float32], %a: Tensor[(3, 1, 1), float32],
+    %t: Tensor[(3, 1, 1), float32], %b: Tensor[(3, 1, 1), float32], %u: Tensor[(3, 1, 1), float32]) {
+    add(multiply(add(multiply(%x, %a), %t), %b), %u) }"""
+
+
+def _affine(a: float, t: float, b: float, u: float) -> IRModule:
+    """Return two affine steps; only the first of three channels has these constants."""
+    rows = {"a": (a, 0.5, 2), "t": (t, 1, -1), "b": (b, 0.5, 2), "u": (u, -0.25, 0.5)}
+    values = {k: np.array(row, np.float32).reshape(3, 1, 1) for k, row in rows.items()}
+    return program(AFFINE, **values)
+
+
+@pytest.mark.parametrize("factors", [(1.25, 0.8), (0.75, 1.5), (0.25, 0.5), (-1.25, 0), (3, 4)])
+def test_two_normalisations_in_a_row_become_one(factors: tuple[float, float]) -> None:
+    a, b = factors
+    before = _affine(a, 0.3, b, -0.3)
+    after = FoldScaleAxis()(before)
+    assert calls(after) == ["multiply", "add"]
+    x = np.random.default_rng(0).uniform(-9, 9, (1, 3, 2, 2)).astype(np.float32)
+    results = [ekiden.compile(m, float_rewrites="exact")(x).numpy() for m in (before, after)]
+    # three roundings of terms of at most 9 * 3 * 4
+    np.testing.assert_allclose(*results, rtol=0, atol=3 * 108 * 2.0**-24)
+
+
+@pytest.mark.parametrize("factors", [(1e30, 1e-30), (1e-30, 1e30), (1e6, 0.5)])
+def test_affine_steps_that_leave_the_range_stay(factors: tuple[float, float]) -> None:
+    a, b = factors
+    module = _affine(a, 0.3, b, 0.3)
+    assert calls(FoldScaleAxis()(module)) == ["multiply", "add", "multiply", "add"]
+
+
+def test_a_bias_that_rounds_a_normalisation_stays() -> None:
+    module = _affine(1, 12582912, 1, -12582912)
+    assert calls(FoldScaleAxis()(module)) == ["multiply", "add", "add"]
+    x = np.random.default_rng(0).uniform(-9, 9, (1, 3, 2, 2)).astype(np.float32)
+    result = ekiden.compile(module)(x).numpy()[:, 0]
+    np.testing.assert_array_equal(result, np.round(x[:, 0]))
+
+
 @pytest.mark.parametrize(("size", "left"), [(1e9, 2), (1, 1)])
 def test_weights_that_cancel_are_not_added_up(size: float, left: int) -> None:
     text = """def @main(%x: Tensor[(1, 1, 2, 2), float32], %v: Tensor[(1, 1, 1, 1), float32],

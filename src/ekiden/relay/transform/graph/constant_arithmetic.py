@@ -76,6 +76,24 @@ def fold_factors(a: Array, b: Array) -> Array | None:
     return fold_product(a, b) if is_one_way else None
 
 
+def fold_affine_factors(a: Array, b: Array) -> Array | None:
+    """Return a * b for folding `(x * a + t) * b` into `x * (a * b) + t * b`, as for two batch
+    normalisations in a row; None where it leaves the range or a factor is far from 1.
+
+    Such an `a` is a weight of one tap, and a folded weight is rounding. Factors of opposite
+    directions are folded while each is within an eighth of the exponents' range: then `x * a`
+    overflows, or loses digits that `t` would not hide, only for an x of the outermost eighth.
+    """
+    product = fold_factors(a, b)
+    if product is not None:
+        return product
+    margin = 2.0 ** (ml_dtypes.finfo(a.dtype).maxexp // 8)
+    sizes = [np.abs(np.asarray(factor, np.float64)) for factor in (a, b)]
+    # A factor of 0 loses nothing that the other one could bring back.
+    is_near_one = all(np.all((s == 0) | ((s >= 1 / margin) & (s <= margin))) for s in sizes)
+    return fold_product(a, b) if is_near_one else None
+
+
 def fold_quotient(a: Array, b: Array) -> Array | None:
     """Return a / b for non-zero b; None where it leaves the normal range."""
     with np.errstate(all="ignore"):

@@ -39,7 +39,8 @@ FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
     FloatRewrite("scale weights", ROUNDED_TIER, SCALE_FOLDING_PASSES,
         "conv(x, w) * s + t = conv(x, w * s) + t",
         "scales and biases by constants go into weights and into each other; products keep their "
-        "range, sums do not cancel"),
+        "range, sums do not cancel; (x * a + t) * b + u = x * (a * b) + (t * b + u) of factors "
+        "near 1"),
     FloatRewrite("sum weights", ROUNDED_TIER, ("SumConvolutions",),
         "conv(x, v) + conv(x, w) = conv(x, v + w)",
         "no channel of v + w cancels"),

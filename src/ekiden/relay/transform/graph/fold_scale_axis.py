@@ -3,6 +3,7 @@
     multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
     multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
     multiply(multiply(%x, a), b)        ->  multiply(%x, a * b)
+    (%x * a + t) * b + u                ->  %x * (a * b) + (t * b + u)
     add(add(%x, a), b)                  ->  add(%x, a + b)
     subtract(%x, a)                     ->  add(%x, -a)
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
@@ -37,6 +38,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.graph.constant_arithmetic import (
+    fold_affine_factors,
     fold_factors,
     fold_product,
     fold_sum,
@@ -85,6 +87,8 @@ class _ScaleFolder:
         self.old_uses = {e: counts[id(e)] for e in self.order}
         self.uses: dict[RelayExpr, int] = {}
         self.rewritten: dict[RelayExpr, RelayExpr] = {}
+        self.affine_factors: dict[RelayExpr, Array] = {}
+        """Sums that are two affine steps in one -> the magnitudes of their factors."""
 
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the graph with scales and biases folded."""
@@ -118,11 +122,12 @@ class _ScaleFolder:
         folded = self._fold_into(
             row.linear, new.args[index], reshape_to_rank(new, constant.data, len(kind.shape))
         )
-        return (
-            folded
-            if folded.span is not None or not isinstance(folded, Call)
-            else folded.with_fields(span=new.span)
-        )
+        if folded.span is not None or not isinstance(folded, Call):
+            return folded
+        spanned = folded.with_fields(span=new.span)
+        if folded in self.affine_factors:
+            self.affine_factors[spanned] = self.affine_factors[folded]
+        return spanned
 
     def _fold_into(self, linear: LinearForm, data: RelayExpr, value: Array) -> RelayExpr:
         if linear is LinearForm.SCALES:
@@ -138,7 +143,10 @@ class _ScaleFolder:
             assert isinstance(data, Call)
             if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
                 # A sum that cancels would lose the digits of both biases.
-                total = fold_sum(data.args[1].data, value, _max_term_magnitude(data.args[0]))
+                terms = self.affine_factors.get(data)
+                if terms is None:
+                    terms = _max_term_magnitude(data.args[0])
+                total = fold_sum(data.args[1].data, value, terms)
                 if total is not None:
                     return self._fold_add(data.args[0], total)
         return self._count_single_use(op.add(data, Constant(value)))
@@ -148,10 +156,13 @@ class _ScaleFolder:
             op.multiply(data, Constant(value))
         )
 
-    def _absorb_factor(self, data: RelayExpr, value: Array) -> RelayExpr | None:
+    def _absorb_factor(
+        self, data: RelayExpr, value: Array, is_affine: bool = False
+    ) -> RelayExpr | None:
         """Return `data` scaled by a constant that one of its own constants absorbs, or None.
 
-        A sum alone cannot: its terms would be rounded once more.
+        A sum alone cannot: its terms would be rounded once more. `is_affine`: whether `data` is a
+        term of a sum that is scaled.
         """
         # Another reader would see the scaled value.
         if not isinstance(data, Call) or self.uses.get(data) != 1:
@@ -159,15 +170,20 @@ class _ScaleFolder:
         linear, last = _linearity(data), data.args[-1]
         if isinstance(last, Constant) and last.data.ndim == value.ndim:
             if linear is LinearForm.SCALES:
-                product = fold_factors(last.data, value)
+                fold = fold_affine_factors if is_affine else fold_factors
+                product = fold(last.data, value)
                 return None if product is None else self._fold_multiply(data.args[0], product)
             if linear is LinearForm.SHIFTS:
                 shift = fold_product(last.data, value)
                 # (x + b) * s = x * s + b * s pays only if something below absorbs s.
-                inner = None if shift is None else self._absorb_factor(data.args[0], value)
+                inner = None if shift is None else self._absorb_factor(data.args[0], value, True)
                 if inner is None or shift is None:
                     return None
-                return self._count_single_use(op.add(inner, Constant(shift)))
+                total = self._count_single_use(op.add(inner, Constant(shift)))
+                factor = inner.args[-1] if isinstance(inner, Call) else None
+                if op_name_of(inner) == "multiply" and isinstance(factor, Constant):
+                    self.affine_factors[total] = np.abs(factor.data)
+                return total
         scaled = _scale_weight(data, value)
         return None if scaled is None else self._count_single_use(scaled)
 
