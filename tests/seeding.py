@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 TESTS = Path(__file__).parent
 
@@ -34,7 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("new", deadline=None, suppress_health_check=slow)
     settings.register_profile("repeatable", settings.get_profile("new"), derandomize=True,
                               database=None)  # fmt: skip
-    settings.load_profile("new" if "long" in config.option.markexpr else "repeatable")
+    is_long = "long" in config.option.markexpr
+    settings.load_profile("new" if is_long else "repeatable")
+    if not is_long and hasattr(providers, "_get_local_constants"):
+        # Newer ones parse every module that is loaded for numbers to draw: other ones after other
+        # tests, and seconds of each worker.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.hookimpl(tryfirst=True)

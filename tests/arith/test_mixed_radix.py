@@ -39,6 +39,7 @@ def test_digits_of_an_index_are_joined(name: str, index: str) -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.slow
 def test_digits_of_different_indices_are_not_joined() -> None:
     apart = (X + 1) // 128 % 128 * 128 + X % 128
     simplified = Analyzer().simplify(apart)

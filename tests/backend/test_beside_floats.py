@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.target import Target
 from integer_grid import Case
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.slow]
 CONV = Case("linear", channels=512, out=64, size=16)
 """Its sums are too large for Winograd's tiles of 4x4, which its floats have."""
 

@@ -108,6 +108,7 @@ def test_a_model_is_compiled_first(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_compiles_for_the_given_target(
     onnx_file: Path, artifact: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

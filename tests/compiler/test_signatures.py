@@ -34,6 +34,7 @@ def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n + 1,), float32]) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_executor_refuses_in_the_same_words(executor: str) -> None:
     exe = ekiden.compile(relay.parse(TWO), executor=executor)

@@ -54,6 +54,7 @@ def test_small_weights_stay_as_they_are_and_kernels_too(convolution: Path) -> No
     assert [i for i in small.primitive_ops if "winograd_conv2d" in i or "without" in i]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_small_artifacts_are_saved_loaded_and_copied(
     convolution: Path, tmp_path: Path, executor: str

@@ -263,6 +263,7 @@ def test_signatures_are_those_of_the_schemas() -> None:
 # Mutants.
 
 
+@pytest.mark.slow
 @sizes("count", 300, 20_000)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_random_nodes_are_refused_or_imported(count: int) -> None:

@@ -62,6 +62,7 @@ def test_targets_options_and_arrays_are_equal() -> None:
     assert copy == value
 
 
+@pytest.mark.slow
 def test_deep_values_need_no_recursion() -> None:
     x = y = relay.var("x", shape=(2,))
     for _ in range(2_000):

@@ -83,6 +83,7 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
         assert (np.abs(out - values @ plain.T) <= near).all(), (seed, row.name, text, how, fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.parametrize("how", ["int8", "float32"])
 @pytest.mark.parametrize("rows", [1, 5, SizeVar("n")])

@@ -9,9 +9,10 @@ import pytest
 
 import ekiden
 from ekiden import relay
+from long_runs import share
 from processor import processors
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.slow]
 
 SIZES = [(1, 1), (2, 3), (5, 4), (7, 9), (16, 13), (28, 30)]
 GEOMETRIES = [
@@ -50,6 +51,7 @@ def convolved(
     return total
 
 
+@share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("channels", [16, 23])

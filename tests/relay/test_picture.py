@@ -109,6 +109,7 @@ def test_html_modules_are_collapsible() -> None:
     assert "<summary>picture</summary>" in html
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "word"),
     [

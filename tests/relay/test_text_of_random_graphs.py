@@ -125,6 +125,7 @@ class Graph:
         return Match(value, (Clause(pattern, result),))
 
 
+@pytest.mark.slow
 @sizes("count", 40, 20000)
 def test_random_graphs_read_back(count: int) -> None:
     for seed in range(count):

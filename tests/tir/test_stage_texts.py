@@ -106,6 +106,7 @@ DEVICE_PROGRAMS = [
 
 
 @pytest.mark.quick
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["opencl", "cuda", "metal", "webgpu"])
 @pytest.mark.parametrize("program", DEVICE_PROGRAMS)
 def test_device_modules_read_back_behind_each_pass(

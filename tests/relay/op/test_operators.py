@@ -4,6 +4,7 @@ against both."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import inventory_cases
@@ -31,6 +32,22 @@ pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[3]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
+
+COSTLY_COMPUTATIONS = ("nn.attention", "nn.contrib_paged_attention", "nn.recurrent")
+"""Operators whose computations the evaluator takes tenths of a second for, by prefix."""
+
+
+def every_computation(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Return the parameter `case`, of which costly ones are not in the quick group."""
+    params = [
+        pytest.param(
+            case,
+            id=case.label,
+            marks=pytest.mark.slow if case.name.startswith(COSTLY_COMPUTATIONS) else (),
+        )
+        for case in cases
+    ]
+    return pytest.mark.parametrize("case", params)
 
 
 ELSEWHERE = {
@@ -101,14 +118,14 @@ def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
 
 
 @share(2, by=lambda case: case.name)
-@every_case
+@every_computation(CASES)
 def test_te_computation_matches_reference(case: Case) -> None:
     """The tensor expressions of topi, evaluated by NumPy, give what the reference gives."""
     check_computation(case, {})
 
 
 @share(2, by=lambda case: case.name)
-@pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
+@every_computation(SYMBOLIC)
 def test_te_computation_with_symbols_matches_reference(case: Case) -> None:
     """The same with symbolic dimensions."""
     check_computation(case, symbols_of(case))

@@ -113,8 +113,9 @@ def test_biases_of_the_size_of_weights_meet_though_they_cancel() -> None:
     assert calls(FoldScaleAxis()(_conv(body, 1))) == ["nn.conv2d", "add"]
 
 
-AFFINE = """def @main(%x: Tensor[(1, 3, 2, 2), float32], %a: Tensor[(3, 1, 1), float32],
-    %t: Tensor[(3, 1, 1), float32], %b: Tensor[(3, 1, 1), float32], %u: Tensor[(3, 1, 1), float32]) {
+AFFINE = """def @main(%x: Tensor[(1, 3, 2, 2), float32],
+    %a: Tensor[(3, 1, 1), float32], %t: Tensor[(3, 1, 1), float32],
+    %b: Tensor[(3, 1, 1), float32], %u: Tensor[(3, 1, 1), float32]) {
     add(multiply(add(multiply(%x, %a), %t), %b), %u) }"""
 
 

@@ -157,6 +157,7 @@ def test_inlining_moves_nothing_into_a_loop() -> None:
 
 
 @pytest.mark.quick
+@pytest.mark.slow
 def test_a_long_body_takes_linear_work() -> None:
     lets = "".join(f"let %a{n} = tanh(%{f'a{n - 1}' if n else 'x'});\n" for n in range(2000))
     module = program(main(f"{lets} %loop(add(%i, 1i64), add(%v, %a1999))"))

@@ -99,6 +99,7 @@ def count_work(name: str) -> tuple[int, int]:
     return count_steps(lambda: transform(shallow)), count_steps(lambda: transform(deep))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PASSES)
 def test_work_is_linear_in_the_depth_of_nesting(name: str) -> None:
     # In a process without the threads of other tests, which a profiled thread may wait for.

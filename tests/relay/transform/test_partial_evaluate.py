@@ -113,6 +113,7 @@ def test_a_loop_that_the_argument_ends_is_not_unrolled(x: float, expected: float
     assert evaluate(made, [np.float32(x)]) == [expected]
 
 
+@pytest.mark.slow
 def test_a_loop_without_end_is_left_after_some_steps() -> None:
     text = f"""def @loop({X}) -> float32 {{ @loop(add(%x, 1f)) }}
                def @main(%y: float32, %c: bool) -> float32 {{

@@ -106,6 +106,7 @@ def edited(weight: relay.Constant, activation: str) -> relay.Function:
     return relay.Function((x,), getattr(op, activation)(y))
 
 
+@pytest.mark.slow
 def test_edits_of_a_model_pack_its_weights_once_more_and_give_what_they_should() -> None:
     weight = np.random.default_rng(0).standard_normal((64, 32, 3, 3)).astype("float32")
     constant, x = relay.const(weight.copy()), np.ones((1, 32, 14, 14), "float32")
