@@ -12,6 +12,7 @@ from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
 from ekiden.topi.nn.padding import pad_by_mode
+from long_runs import share
 from topi_cases import Array, Case, case, check, every_backend, normal
 
 
@@ -117,6 +118,7 @@ def joined() -> Iterator[Case]:
 CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (pools, pads, strides, joined)}
 
 
+@share(3)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_row_windows_match_numpy(family: str, backend: str) -> None:

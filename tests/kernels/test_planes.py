@@ -8,6 +8,7 @@ import pytest
 from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
+from long_runs import share
 from topi_cases import Array, Case, case, check, every_backend, normal
 
 
@@ -107,6 +108,7 @@ def rows() -> Iterator[Case]:
 CASES: dict[str, Sequence[Case]] = {f.__name__: list(f()) for f in (resizes, columns, rows)}
 
 
+@share(4)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_separable_resize_matches_numpy(family: str, backend: str) -> None:

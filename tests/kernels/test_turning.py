@@ -70,6 +70,7 @@ def test_sizes_known_at_run_time(text: str) -> None:
         np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 2, 1))  # type: ignore[union-attr]
 
 
+@share(4)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("channels", [2, 3, 4])

@@ -117,6 +117,7 @@ def test_sums_fit_up_to_their_bound() -> None:
     np.testing.assert_array_equal(result, integers(x, weight, (0, 0, 0, 0)))
 
 
+@share(4)
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ ELSEWHERE = {
 """Operators whose kernels have test files of their own."""
 
 
-@share(2)
+@share(3)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_algebra_operators_match_numpy(family: str, backend: str) -> None:

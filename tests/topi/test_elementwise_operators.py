@@ -10,6 +10,7 @@ import pytest
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
+from long_runs import share
 from topi_cases import BACKENDS, Case, case, check, every_backend, integers, normal
 
 SHAPES = ((), (0,), (1,), (3, 0, 2), (2, 1, 5), (3, 33))
@@ -262,6 +263,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
+@share(3)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_elementwise_operators_match_numpy(family: str, backend: str) -> None:

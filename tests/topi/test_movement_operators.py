@@ -10,6 +10,7 @@ import pytest
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.prim_visitor import children, post_order
+from long_runs import share
 from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 
@@ -450,6 +451,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
+@share(3)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_movement_operators_match_numpy(family: str, backend: str) -> None:

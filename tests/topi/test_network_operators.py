@@ -666,7 +666,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-@share(2)
+@share(3)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_network_operators_match_numpy(family: str, backend: str) -> None:
