@@ -21,7 +21,7 @@ from ekiden.frontend.common.imported_module import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.frontend.common.sum_value import is_sum_type
-from ekiden.frontend.registry import accepted_models, describe_model, find_frontend, to_bytes
+from ekiden.frontend.registry import import_by_frontend
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.expr_text import format_prim_expr
@@ -85,14 +85,7 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
                 raise CompileError(f"compile: {what} takes no '{name}'; it takes 'shape'")
         module = _check_module(as_module(model))
         return specialize_input_shapes(module, options.shape) if options.shape else module
-    model = to_bytes(model)
-    row = find_frontend(model)
-    if row is None:
-        raise CompileError(f"compile: expected {accepted_models()}, got {describe_model(model)}")
-    # Options that the frontend ignores are errors: silently dropping `shape` would compile another
-    # model.
-    row.check_options(options)
-    return row.entry_module().import_model(model, options).to_module()
+    return import_by_frontend(model, options).to_module()
 
 
 def _check_module(module: IRModule) -> IRModule:

@@ -489,3 +489,19 @@ def accepted_models() -> str:
     return ", ".join(["a path", "bytes", *(row.accepted_forms for row in FRONTENDS)]) + (
         ", a relay.Function or an ekiden.IRModule"
     )
+
+
+def import_by_frontend(model: object, options: ImportOptions) -> ImportedModule:
+    """Import a model by the frontend of its format.
+
+    Raises CompileError for an object that no frontend accepts, and for options that the frontend
+    does not know; ImportModelError and UnsupportedError as its entry does.
+    """
+    model = to_bytes(model)
+    row = find_frontend(model)
+    if row is None:
+        raise CompileError(f"compile: expected {accepted_models()}, got {describe_model(model)}")
+    # Options that the frontend ignores are errors: silently dropping `shape` would compile another
+    # model.
+    row.check_options(options)
+    return row.entry_module().import_model(model, options)
