@@ -107,6 +107,7 @@ UNKNOWN = {
 }
 
 
+@share(2)
 @pytest.mark.parametrize("text", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.parametrize("rows", [0, 2])
 def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
@@ -123,6 +124,7 @@ def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
     )
 
 
+@share(2)
 @pytest.mark.parametrize("text", [MLP, UNKNOWN["parameter"]])
 @pytest.mark.parametrize(
     "context",

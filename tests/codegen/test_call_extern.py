@@ -18,6 +18,7 @@ from ekiden import IRModule, relay, runtime, te, tir
 from ekiden.relay.backend.executors import create_executor
 from ekiden.runtime.errors import CompileError, ExportError, LoadError, RunError
 from ekiden.runtime.paths import include_dir, static_library_path
+from long_runs import share
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -145,6 +146,7 @@ def packed() -> tir.PrimFunc:
     return te.create_prim_func([x, y])
 
 
+@share(4)
 @pytest.mark.parametrize("kind", ["debug", "vm", "aot", "graph"])
 @pytest.mark.parametrize(
     ("func", "expected"),

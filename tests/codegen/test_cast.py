@@ -29,6 +29,7 @@ def test_cast_agrees_with_numpy(source: str, target: str) -> None:
         assert np.array_equal(got, x.astype(got.dtype)), lanes
 
 
+@share(4)
 @pytest.mark.parametrize("source", ["float64", "float32"])
 @pytest.mark.parametrize("target", ["float16", "bfloat16"])
 def test_narrow_floats_round_once(source: str, target: str, lanes: int) -> None:

@@ -15,6 +15,7 @@ from ekiden.codegen.llvm import emit_function
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr, cast
 from ekiden.target import Target
+from long_runs import share
 from rounding import ULP
 
 Array = np.ndarray
@@ -60,6 +61,7 @@ def test_float32_to_float16_at_every_boundary(level: str) -> None:
 ROUNDINGS = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint}
 
 
+@share(4)
 @level
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -106,6 +108,7 @@ QUARTERS = np.concatenate(
 )
 
 
+@share(4)
 @level
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -12,6 +12,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.contrib import graph_executor
+from long_runs import share
 
 LIST = "type List { Nil, Cons(Tensor[(3), float32], List) }\n"
 X = np.arange(3, dtype="float32")
@@ -57,6 +58,7 @@ def check_apart(run: Callable[[object], object], argument: object, memory: np.nd
         np.testing.assert_array_equal(again.numpy(), first)
 
 
+@share(4)
 @pytest.mark.parametrize("executor", ["vm", "async"])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 @pytest.mark.parametrize("name", PROGRAMS)

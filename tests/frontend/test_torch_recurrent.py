@@ -13,6 +13,7 @@ from ekiden.relay.visitor import post_order
 
 torch = pytest.importorskip("torch", reason="needs the package torch")
 from ekiden.frontend.torch import backend  # noqa: E402
+from long_runs import share  # noqa: E402
 
 KINDS = ("LSTM", "GRU", "RNN")
 
@@ -35,6 +36,7 @@ def agree(module: object, args: tuple[object, ...], tolerance: float = 1e-5) -> 
     return exe
 
 
+@share(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",

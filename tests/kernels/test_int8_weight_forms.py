@@ -159,6 +159,7 @@ def test_words_of_other_dtypes_are_refused_by_name() -> None:
         InferType()(ekiden.IRModule.from_expr(relay.Function([data], product)))
 
 
+@share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(("groups", "depth", "per_group"), [(8, 4, 4), (6, 2, 3), (4, 8, 2)])
 def test_small_groups_computed_as_one_match_interpreter(

@@ -95,6 +95,7 @@ def test_planes_of_floats_become_pixels_of_bytes(channels: int, dtype: str, text
     np.testing.assert_array_equal(run(data).numpy(), expected)  # type: ignore[union-attr]
 
 
+@share(4)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("columns", [5, 8, 16, 40])
 def test_rows_of_bytes_become_words_of_panels(columns: int, text: str) -> None:

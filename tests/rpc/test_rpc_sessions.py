@@ -20,6 +20,7 @@ from ekiden.contrib import graph_executor
 from ekiden.rpc.messages import UPLOAD_SUFFIX, Kind
 from ekiden.runtime import ADT, DataType, Shape
 from ekiden.runtime.errors import InputError, LoadError
+from long_runs import share
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_an_error_of_a_callback_comes_through(remote: rpc.RPCSession) -> None:
         function(remote, "apply")(broken)
 
 
+@share(4)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "bfloat16", "int64"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (5, 7)])
 def test_remote_tensors_stay_remote(

@@ -11,6 +11,7 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te import Tensor
 from ekiden.te.schedule import Schedule
+from long_runs import share
 
 TARGETS = ["llvm", "llvm -mcpu=nehalem", "c"]
 Step = Callable[[Schedule, Tensor, Tensor], object]
@@ -67,6 +68,7 @@ def factored(s: Schedule, y: Tensor, z: Tensor) -> None:
 STEPS = [split, split_in_parallel, kept, kept_by_tiles, kept_at_tiles, at_reader, factored]
 
 
+@share(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("step", STEPS)
 def test_prefix_sum_matches(step: Step, target: str) -> None:
@@ -116,6 +118,7 @@ def of_blocks(x: Tensor, y: Tensor, k: te.ReduceAxis) -> object:
     return sch.mod["main"]
 
 
+@share(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
 @pytest.mark.parametrize("make", [uneven, crossed, of_blocks])

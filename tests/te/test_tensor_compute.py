@@ -12,6 +12,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.te import Tensor
 from ekiden.te.schedule import Schedule
 from ekiden.te.tensor_intrin import TensorIntrin
+from long_runs import share
 
 TARGETS = ["llvm", "llvm -mcpu=nehalem", "c"]
 Buffers = Sequence[tir.Buffer]
@@ -86,6 +87,7 @@ def test_an_instruction_computes_the_last_axes(dtype: str, target: str) -> None:
     np.testing.assert_array_equal(run(s, [a, b, c], target, x, y), wanted)
 
 
+@share(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("at_reader", [False, True])
 @pytest.mark.parametrize("parts", [1, 2])

@@ -23,7 +23,7 @@ from ekiden.tune.model_schedule import model_schedule
 from ekiden.tune.program import DEFAULT_RULE_NAME
 from ekiden.tune.rules import DEFAULT_RULES
 from ekiden.tune.sketch import Sketch, TraceSpace, block_names, generate_sketches
-from long_runs import alike
+from long_runs import alike, share
 
 SMALL: dict[str, Callable[[], of.Tensors]] = {
     "GMM": lambda: of.matmul(2, 13, 40, 24),
@@ -121,6 +121,7 @@ def test_what_reads_a_tile_is_computed_in_it() -> None:
     np.testing.assert_allclose(run(made), run(func), rtol=1e-5, atol=1e-4)
 
 
+@share(3)
 @pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize(
     ("tensors", "exact"),

@@ -58,6 +58,7 @@ def layer(
     return IRModule.from_expr(relay.Function([x], relay.nn.relu(body) if relu else body))
 
 
+@share(3)
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize(("rows", "panel"), [(1, 4), (64, 16), (65, 64)])
 def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> None:

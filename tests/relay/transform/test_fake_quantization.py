@@ -16,6 +16,7 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.qnn.op import dequantize, quantize
 from ekiden.relay.testing import count_ops
 from ekiden.runtime.errors import CompileError
+from long_runs import share
 
 FQ = relay.transform.FakeQuantizationToInteger
 INT8 = (-128, 128)
@@ -84,6 +85,7 @@ MOVES: dict[str, Callable[[Expr], Expr]] = {
 }
 
 
+@share(2)
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("out", [(0.75, 4), (1.5, -2)])
 def test_data_movement_runs_on_integers(name: str, out: tuple[float, int]) -> None:
@@ -177,6 +179,7 @@ UNARY = {
 BYTES = ("int8", "uint8")
 
 
+@share(4)
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("out_dtype", BYTES)
@@ -188,6 +191,7 @@ def test_bytes_of_one_sign_become_bytes_of_another(name: str, dtype: str, out_dt
     assert "qnn.dequantize" not in ops
 
 
+@share(4)
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "minimum", "maximum"])
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("int8", "uint8"), ("uint8", "int8")])
 @pytest.mark.parametrize("known", [True, False])

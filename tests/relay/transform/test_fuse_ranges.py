@@ -9,6 +9,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Expr, Function
 from ekiden.target import Target
+from long_runs import share
 
 rng = np.random.default_rng(5)
 
@@ -41,6 +42,7 @@ def kernels(module: IRModule) -> str:
     return ekiden.compile(module).disassemble()
 
 
+@share(4)
 @pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "cascadelake"])
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.transform.memory.unalias_results import OWNS_RESULTS_ATTR
+from long_runs import share
 
 PROGRAMS = {
     "an input": "def @main(%x: Tensor[(3), float32]) { %x }",
@@ -21,6 +22,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_can_be_written(name: str, executor: str) -> None:
