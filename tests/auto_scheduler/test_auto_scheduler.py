@@ -92,6 +92,10 @@ def test_logs_compile_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with auto_scheduler.ApplyHistoryBest(source), ekiden.transform.PassContext(opt_level=3):
             relay.build(mod, "llvm")
     assert [[r.choice for r in records] for records in used] == [["c"], ["c"]]
+    switched_off = ekiden.transform.PassContext(config={"relay.backend.use_auto_scheduler": False})
+    with auto_scheduler.ApplyHistoryBest(pairs), switched_off:
+        relay.build(mod, "llvm")
+    assert len(used) == 2
     inp, result = auto_scheduler.load_best_record(tmp_path / "log.json", '["w"]')
     assert inp is not None and inp.record.rule == "r" and result.costs == (2.0,)
     assert auto_scheduler.load_best_record(tmp_path / "log.json", "other") == (None, None)

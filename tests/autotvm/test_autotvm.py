@@ -15,7 +15,7 @@ from ekiden import autotvm, relay, te, tune
 from ekiden.autotvm.measure import MeasureInput, MeasureResult, Runner
 from ekiden.autotvm.record import decode, encode, load_from_file, pick_best, split_workload
 from ekiden.autotvm.task.space import ConfigSpace, FallbackConfigEntity
-from ekiden.autotvm.task.task import Task
+from ekiden.autotvm.task.task import Task, compute_flop
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.te.schedule import Schedule
 from ekiden.tune.records import Best
@@ -226,6 +226,16 @@ def test_kernels_of_models_are_tasks_and_their_records_compile_models(
     with best, ekiden.transform.PassContext(opt_level=3):
         relay.build(mod, "llvm")
     assert [record.choice for record in used[0]] == [candidate.choice]
+
+
+def test_operations_of_a_schedule_are_counted() -> None:
+    schedule, _ = product(16)
+    assert compute_flop(schedule) == 2 * 16**3
+    a, k = te.placeholder((8, 4), dtype="int8"), te.reduce_axis((0, 4))
+    largest = te.compute((8,), lambda i: te.max(a[i, k], axis=k))
+    assert compute_flop(te.create_schedule(largest.op)) == 8 * 4
+    with pytest.raises(InputError, match="moves data"):
+        compute_flop(te.create_schedule(te.compute((8,), lambda i: a[i, 0]).op))
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -334,8 +334,25 @@ def test_keras_as_object_file_and_saved_model(tmp_path: Path) -> None:
     model.export(str(tmp_path / "saved"), verbose=False)
     exe = ekiden.compile(str(tmp_path / "saved"), shape={"image": ("n", 12, 10, 3)})
     agree(exe, reference, *runs)
-    module, _ = relay.frontend.from_keras(model)
+    module, _ = relay.frontend.from_keras(model, layout="NHWC")
     agree(ekiden.compile(module), reference, runs[1])
+
+
+def test_keras_channels_come_first_by_default() -> None:
+    """As in TVM; inputs without a name of their own are input_1, input_2, ..."""
+    x, y = keras.Input((6, 5, 3)), keras.Input((4,), name="flag")
+    z = keras.layers.Conv2D(2, 3)(x)
+    model = keras.Model([x, y], [z, keras.layers.Dense(3)(y)])
+    module, params = relay.frontend.from_keras(model, {"input_1": (2, 3, 6, 5), "flag": (2, 4)})
+    assert not params and [p.name_hint for p in module["main"].params] == ["input_1", "flag"]
+    assert module["main"].params[0].checked_type.concrete_shape == (2, 3, 6, 5)
+    data, flag = floats(2, 3, 6, 5), floats(2, 4)
+    image, dense = relay.create_executor("vm", module).evaluate()(data, flag)
+    expected = model([data.transpose(0, 2, 3, 1), flag], training=False)
+    np.testing.assert_allclose(image.numpy(), np.transpose(expected[0], (0, 3, 1, 2)), 1e-4, 1e-5)
+    np.testing.assert_allclose(dense.numpy(), expected[1], 1e-4, 1e-5)
+    with pytest.raises(CompileError, match="layout one of NHWC"):
+        relay.frontend.from_keras(model, layout="CHWN")
 
 
 def test_recurrent_layers_of_any_length() -> None:

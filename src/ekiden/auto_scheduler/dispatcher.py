@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ekiden.auto_scheduler.search_task import MeasureInput, MeasureResult
 from ekiden.compiler.options import use_records
+from ekiden.ir.pass_context import USE_AUTO_SCHEDULER_OPTION
 from ekiden.runtime.files import PathName
 from ekiden.tune.records import Records, to_records
 
@@ -48,7 +49,7 @@ class ApplyHistoryBest:
         self._context: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> ApplyHistoryBest:
-        self._context = use_records(self.records)
+        self._context = use_records(self.records, USE_AUTO_SCHEDULER_OPTION)
         self._context.__enter__()
         return self
 

@@ -155,15 +155,18 @@ class CompileOptions:
         return with_options(config) if config else nullcontext()
 
 
-_CURRENT_RECORDS: ContextVar[RecordsLike] = ContextVar("records", default=None)
+_CURRENT_RECORDS: ContextVar[tuple[RecordsLike, str]] = ContextVar("records", default=(None, ""))
+"""Records of the innermost `use_records`, and the option that switches them off."""
 
 
 @contextmanager
-def use_records(records: RecordsLike) -> Iterator[None]:
+def use_records(records: RecordsLike, option: str = "") -> Iterator[None]:
     """Compile with these tuning records whatever names none of its own, instead of with those of
     EKIDEN_RECORDS: `with tune.use_records("records.json"): ekiden.compile(model)`.
+
+    `option` names a bool option of PassContext whose False switches them off.
     """
-    token = _CURRENT_RECORDS.set(records)
+    token = _CURRENT_RECORDS.set((records, option))
     try:
         yield
     finally:
@@ -174,7 +177,10 @@ def tuning_record_options(records: RecordsLike) -> dict[str, object]:
     """Return the pass option of tuning records; None uses the environment's. Raises OSError,
     LoadError and InputError for files without records.
     """
-    records = _CURRENT_RECORDS.get() if records is None else records
+    if records is None:
+        records, option = _CURRENT_RECORDS.get()
+        if option and not PassContext.current().option(option):
+            return {}
     if records is None:
         if TUNING_RECORDS_OPTION in PassContext.current().config or not (
             environment_files := environment.tuning_record_files()

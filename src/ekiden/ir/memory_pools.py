@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from ekiden.runtime.errors import CompileError
@@ -11,11 +11,18 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolInfoProperties:
-    """Properties of a memory pool: `size_hint_bytes`, its capacity in bytes, or -1 for
-    unlimited.
+    """Properties of a memory pool. The planner reads its capacity, `size_hint_bytes`, -1 for
+    unlimited; the others describe it to programs of the user: clock in Hz, bandwidths in bytes
+    a cycle (-1 for unknown), latencies in cycles, and the burst length in bytes by target.
     """
 
     size_hint_bytes: int = -1
+    clock_frequency_hz: int = -1
+    read_bandwidth_bytes_per_cycle: int = -1
+    write_bandwidth_bytes_per_cycle: int = -1
+    read_latency_cycles: int = 0
+    write_latency_cycles: int = 0
+    target_burst_bytes: Mapping[object, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,12 @@ class WorkspacePoolInfo:
     pool_name: str
     targets: Sequence[object] = ()
     pool_info_properties: PoolInfoProperties = field(default_factory=PoolInfoProperties)
+
+    def __getattr__(self, name: str) -> object:
+        """Return a property of the pool by its name."""
+        if name in PoolInfoProperties.__slots__:
+            return getattr(self.pool_info_properties, name)
+        raise AttributeError(f"a pool has no property {name!r}")
 
     @property
     def size(self) -> int | None:

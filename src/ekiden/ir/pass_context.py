@@ -230,6 +230,18 @@ TUNING_RECORDS_OPTION = register_option(
     "what tuning has found about kernels: {'workload target': [[sizes, rule, choice], ...]}"
     " (docs/tuning.md)",
 )
+USE_AUTO_SCHEDULER_OPTION = register_option(
+    "relay.backend.use_auto_scheduler",
+    bool,
+    True,
+    "whether the records of auto_scheduler.ApplyHistoryBest choose kernels",
+)
+USE_META_SCHEDULE_OPTION = register_option(
+    "relay.backend.use_meta_schedule",
+    bool,
+    True,
+    "whether the records of an entered meta_schedule.Database choose kernels",
+)
 UNROLL_LOOP_OPTION = register_option(
     "tir.UnrollLoop",
     dict,

@@ -41,6 +41,7 @@ __all__ = [
     "module_pass",
     "register_option",
     "register_pass",
+    "registered_passes",
     "share_passes",
 ]
 
@@ -65,6 +66,11 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
     for name, factory in factories.items():
         if name[0].isupper() and callable(factory) and not isinstance(factory, type):
             register_func(f"{prefix}.{name}", factory, override=True)
+
+
+def registered_passes() -> list[str]:
+    """Return the names of all registered passes."""
+    return sorted(_PASS_FACTORIES)
 
 
 def get_pass(name: str) -> Pass:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ekiden.compiler.options import use_records
+from ekiden.ir.pass_context import USE_META_SCHEDULE_OPTION
 from ekiden.runtime.files import PathName
 from ekiden.tune.records import Records
 
@@ -29,7 +30,7 @@ class Database:
         return len(self.records)
 
     def __enter__(self) -> Database:
-        self._context = use_records(self.records)
+        self._context = use_records(self.records, USE_META_SCHEDULE_OPTION)
         self._context.__enter__()
         return self
 

@@ -12,8 +12,10 @@ from ekiden.autotvm.task.space import ConfigEntity, ConfigSpace
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import InputError
 from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.te.prim_func import create_prim_func
 from ekiden.te.schedule import Schedule
-from ekiden.te.tensor import Tensor, placeholder
+from ekiden.te.tensor import PlaceholderOp, Tensor, placeholder
+from ekiden.tir.analysis import estimate_tir_flops
 from ekiden.tune.schedule_templates import (
     CURRENT_CONFIG,
     REGISTERED_TEMPLATES,
@@ -26,6 +28,7 @@ from ekiden.tune.task import Task as TuningTask
 __all__ = [
     "Task",
     "args_to_workload",
+    "compute_flop",
     "create",
     "deserialize_args",
     "get_config",
@@ -255,3 +258,15 @@ def _run_parts(task_name: str, *args: object) -> Scheduled:
 
 _COMPUTES: dict[str, Callable[..., Tensor]] = {}
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {}
+
+
+def compute_flop(sch: Schedule) -> int:
+    """Return the number of arithmetic operations that a schedule's outputs take, without those of
+    indices. Raises InputError for a schedule that only moves data.
+    """
+    inputs = [stage.op.output(0) for stage in sch.stages if isinstance(stage.op, PlaceholderOp)]
+    outputs = [op.output(n) for op in sch.outputs for n in range(op.num_outputs)]
+    flops = int(estimate_tir_flops(create_prim_func([*inputs, *outputs])))
+    if not flops:
+        raise InputError("compute_flop: the schedule has no arithmetic operation: it moves data")
+    return flops

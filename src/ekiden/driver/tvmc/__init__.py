@@ -19,11 +19,19 @@ if TYPE_CHECKING:
     from ekiden.driver.tvmc.compiler import compile_model as compile
     from ekiden.driver.tvmc.frontends import load_model
     from ekiden.driver.tvmc.frontends import load_model as load
-    from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage, TVMCResult
+    from ekiden.driver.tvmc.model import (
+        TVMCException,
+        TVMCImportError,
+        TVMCModel,
+        TVMCPackage,
+        TVMCResult,
+    )
     from ekiden.driver.tvmc.runner import run_module
     from ekiden.driver.tvmc.runner import run_module as run
 
 __all__ = [
+    "TVMCException",
+    "TVMCImportError",
     "TVMCModel",
     "TVMCPackage",
     "TVMCResult",
@@ -44,7 +52,7 @@ if not TYPE_CHECKING:
             "autotuner": "tune:tune_model tune_model",
             "compiler": "compile:compile_model compile_model",
             "frontends": "load:load_model load_model",
-            "model": "TVMCModel TVMCPackage TVMCResult",
+            "model": "TVMCException TVMCImportError TVMCModel TVMCPackage TVMCResult",
             "runner": "run:run_module run_module",
         },
     )

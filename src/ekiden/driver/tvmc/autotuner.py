@@ -9,12 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ekiden.compiler.tune import extract_tasks
-from ekiden.driver.tvmc.compiler import parse_target, read_tuning_records
+from ekiden.driver.tvmc.compiler import read_tuning_records
 from ekiden.driver.tvmc.model import TVMCModel
+from ekiden.driver.tvmc.target import target_from_cli
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
-from ekiden.target import TargetLike
+from ekiden.target import Target, TargetLike
 from ekiden.tune.cost_model import NearestNeighbours
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
@@ -94,7 +95,9 @@ def tune_model(
         raise InputError(f"tvmc: tuner one of {', '.join(TUNERS)} expected, got '{tuner}'")
     if hostname is not None and rpc_key is None:
         raise InputError("tvmc: tune: a server has a key at its tracker: rpc_key (--rpc-key)")
-    chosen = parse_target(target, target_host, additional_target_options)
+    chosen, _ = target_from_cli(target, additional_target_options)
+    if target_host is not None:
+        chosen = Target(chosen, host=target_host)
     module = tvmc_model.mod
     if tvmc_model.params:
         module = bind_params_in_module(module, tvmc_model.params)

@@ -15,22 +15,25 @@ from ekiden.autotvm.record import load_from_file
 from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.compiler.options import use_records
 from ekiden.contrib.cc import cross_compiler
+from ekiden.driver.tvmc.composite_target import get_codegen_by_target
 from ekiden.driver.tvmc.model import TVMCModel, TVMCPackage
+from ekiden.driver.tvmc.pass_config import parse_configs
+from ekiden.driver.tvmc.target import target_from_cli
+from ekiden.driver.tvmc.transform import apply_graph_transforms
 from ekiden.ir.instrument import PassInstrument, PassPrintingInstrument, PassTimingInstrument
 from ekiden.ir.ir_dump import DumpIR
-from ekiden.ir.module import IRModule
+from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.backend.build import build
 from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
 from ekiden.relay.param_dict import save_param_dict
-from ekiden.relay.transform.layout.convert_layout import ConvertLayout
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.target import Target, TargetLike
 from ekiden.tune.records import Best, Records
 
-__all__ = ["compile_model", "read_tuning_records"]
+__all__ = ["compile_model", "read_tuning_records", "save_dumps"]
 
 OUTPUT_FORMATS = ("so", "tar", "mlf")
 DUMP_FORMATS: Mapping[str, str] = {
@@ -68,12 +71,17 @@ def compile_model(
     additional_target_options: Mapping[str, Mapping[str, object]] | None = None,
     use_vm: bool = False,
     mod_name: str = "default",
-    desired_layout: str | None = None,
+    desired_layout: str | Sequence[str] | None = None,
     desired_layout_ops: Sequence[str] | None = None,
     print_pass_times: bool = False,
     print_ir_before: Sequence[str] | None = None,
     print_ir_after: Sequence[str] | None = None,
     instruments: Sequence[Any] | None = None,
+    workspace_pools: WorkspaceMemoryPools | None = None,
+    mixed_precision: bool = False,
+    mixed_precision_ops: Sequence[str] | None = None,
+    mixed_precision_calculation_type: str | None = None,
+    mixed_precision_acc_type: str | None = None,
 ) -> TVMCPackage:
     """Compile a model to a package.
 
@@ -97,6 +105,11 @@ def compile_model(
         mod_name: The name of the module.
         desired_layout: The layout that operators are converted to.
         desired_layout_ops: Those operators; convolutions by default.
+        workspace_pools: The memories of a program for the runtime "crt".
+        mixed_precision: Whether operators compute in a smaller type of floats.
+        mixed_precision_ops: Those operators; convolutions and dense layers by default.
+        mixed_precision_calculation_type: That type; "float16" by default.
+        mixed_precision_acc_type: The type of their results before the cast; "float16" by default.
         print_pass_times: Whether the times of passes are printed.
         print_ir_before: Passes before which the module is printed.
         print_ir_after: Passes after which the module is printed.
@@ -112,8 +125,23 @@ def compile_model(
         raise InputError(f"tvmc: output format one of {formats} expected, got '{output_format}'")
     if output_format == "mlf" and package_path is not None and Path(package_path).suffix != ".tar":
         raise InputError("tvmc: a package of the format mlf is a .tar file")
-    built_for = parse_target(target, target_host, additional_target_options)
-    module = _convert_layout(tvmc_model.mod, desired_layout, desired_layout_ops)
+    built_for, codegens = target_from_cli(target, additional_target_options)
+    if target_host is not None:
+        built_for = Target(built_for, host=target_host)
+    module = apply_graph_transforms(
+        tvmc_model.mod,
+        {
+            "desired_layout": desired_layout,
+            "desired_layout_ops": desired_layout_ops,
+            "mixed_precision": mixed_precision,
+            "mixed_precision_ops": mixed_precision_ops,
+            "mixed_precision_calculation_type": mixed_precision_calculation_type,
+            "mixed_precision_acc_type": mixed_precision_acc_type,
+        },
+    )
+    for codegen in codegens:
+        pipeline = get_codegen_by_target(codegen["name"])["pass_pipeline"]
+        module = pipeline(module, tvmc_model.params, **codegen["opts"])
     timing = PassTimingInstrument()
     dumped = [dump_code] if isinstance(dump_code, str) else list(dump_code or ())
     if unknown := [kind for kind in dumped if kind not in DUMP_FORMATS]:
@@ -131,11 +159,11 @@ def compile_model(
             stack.enter_context(use_records(read_tuning_records(tuning_records)))
         with PassContext(
             opt_level, disabled_pass=names, instruments=[*printed, *(instruments or ())],
-            config=parse_pass_configs(pass_context_configs),
+            config=parse_configs(pass_context_configs),
         ):  # fmt: skip
             library = build(
                 module, built_for, params=tvmc_model.params, executor=executor, runtime=runtime,
-                mod_name=mod_name,
+                mod_name=mod_name, workspace_memory_pools=workspace_pools,
             )  # fmt: skip
         if print_pass_times:
             print(timing.render())
@@ -144,8 +172,7 @@ def compile_model(
         }
     path = check_folder(package_path or tvmc_model.default_package_path())
     assert path is not None
-    for kind in dumped:
-        path.with_name(f"{path.name}.{kind}").write_text(texts[kind])
+    save_dumps(path.name, {kind: texts[kind] for kind in dumped}, path.parent)
     if output_format == "mlf" or not isinstance(library, ExecutorFactoryModule):
         _write_library_format(library, path)
     else:
@@ -154,70 +181,10 @@ def compile_model(
     return TVMCPackage(path)
 
 
-def parse_target(
-    target: TargetLike,
-    target_host: TargetLike | None = None,
-    options: Mapping[str, Mapping[str, object]] | None = None,
-) -> Target:
-    """Parse a target with its host and options by kind. Raises InputError for several targets, and
-    what Target does.
-    """
-    text = str(target)
-    if isinstance(target, str) and "," in target and not target.startswith("{"):
-        others = [part.strip() for part in target.split(",")[1:]]
-        if any(not part.startswith(("+", "-")) for part in others):
-            raise InputError(
-                f"tvmc: one target expected, got {text!r}; regions for other engines are asked for "
-                "by byoc (docs/byoc.md)"
-            )
-    chosen = Target.parse(target)
-    extra = (options or {}).get(chosen.kind.name, {})
-    if extra:
-        given = text if isinstance(target, str) else chosen.kind.name
-        words = " ".join(f"-{name}={value}" for name, value in extra.items())
-        chosen = Target(f"{given} {words}")
-    return Target(chosen, host=target_host) if target_host is not None else chosen
-
-
-def parse_pass_configs(
-    configs: Sequence[str] | Mapping[str, object] | None,
-) -> dict[str, object]:
-    """Parse pass options, also of the form "name=value". Raises InputError for another form."""
-    if configs is None or isinstance(configs, Mapping):
-        return dict(configs or {})
-    known = PassContext.list_configs()
-    values: dict[str, object] = {}
-    for text in configs:
-        name, equals, value = text.partition("=")
-        if not name or not equals or not value:
-            raise InputError(f"tvmc: --pass-config: name=value expected, got '{text}'")
-        if name not in known:
-            raise InputError(f"tvmc: --pass-config: no option is called '{name}'")
-        values[name] = _parse_value(value, str(known[name]["type"]))
-    return values
-
-
-def _parse_value(text: str, kind: str) -> object:
-    if kind == "bool":
-        if text.lower() not in ("true", "false", "0", "1"):
-            raise InputError(f"tvmc: --pass-config: true or false expected, got '{text}'")
-        return text.lower() in ("true", "1")
-    if kind == "str":
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise InputError(
-            f"tvmc: --pass-config: a value of type {kind} expected, got '{text}'"
-        ) from None
-
-
-def _convert_layout(module: IRModule, layout: str | None, ops: Sequence[str] | None) -> IRModule:
-    """Convert a module's convolutions to a layout."""
-    if layout is None:
-        return module
-    names = ops or ("nn.conv2d", "nn.conv2d_transpose", "qnn.conv2d")
-    return ConvertLayout({name: [layout, "default"] for name in names})(module)
+def save_dumps(module_name: str, dumps: Mapping[str, str], dump_root: PathName = ".") -> None:
+    """Write texts by kind into a folder, each as a file MODULE_NAME.KIND."""
+    for kind, text in dumps.items():
+        (Path(dump_root) / f"{module_name}.{kind}").write_text(text)
 
 
 def _read_dumped_code(folder: str, file_name: str) -> str:

@@ -18,12 +18,18 @@ from ekiden.relay.param_dict import load_param_dict, save_param_dict
 from ekiden.relay.parser import parse
 from ekiden.runtime import BenchmarkResult
 from ekiden.runtime.artifact.archive import read_archive_files
-from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.errors import EkidenError, InputError, LoadError
 from ekiden.runtime.files import PathName, rewrite_os_errors
 
-__all__ = ["TVMCModel", "TVMCPackage", "TVMCResult"]
+__all__ = ["TVMCException", "TVMCImportError", "TVMCModel", "TVMCPackage", "TVMCResult"]
 
 Arrays = Mapping[str, Any]
+TVMCException = EkidenError
+"""TVM's name of the errors that tvmc reports: all of Ekiden's."""
+
+
+class TVMCImportError(InputError):
+    """Error of a missing package that reads a model."""
 
 
 class TVMCModel:
@@ -153,8 +159,10 @@ class TVMCPackage:
 class TVMCResult:
     """Result of a run: its outputs by name, `output_0` the first, and its times."""
 
-    def __init__(self, outputs: Mapping[str, np.ndarray[Any, Any]], times: BenchmarkResult) -> None:
-        self.outputs = dict(outputs)
+    def __init__(
+        self, outputs: Mapping[str, np.ndarray[Any, Any]] | None, times: BenchmarkResult
+    ) -> None:
+        self.outputs = dict(outputs or {})
         self.times = times
 
     def format_times(self) -> str:

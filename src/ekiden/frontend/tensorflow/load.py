@@ -7,6 +7,7 @@ A SavedModel or a Keras model is a function of TensorFlow; TensorFlow's own
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -255,12 +256,21 @@ def _trace_keras_model(model: Any, label: str) -> Any:  # noqa: ANN401
         return tf.function(call).get_concrete_function(*specs)
 
 
+_COUNTED_NAME = re.compile(r"keras_tensor(_\d+)?")
+
+
 def _sanitize_name(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
 
 
 def _keras_input_names(model: Any) -> list[str]:  # noqa: ANN401
-    return [str(i.name) for i in model.inputs]
+    """Return the names of a model's inputs. One that Keras named by a counter of the process, which
+    no program can know, is called as Keras 2 did: input_1 for the first.
+    """
+    names = [str(i.name) for i in model.inputs]
+    return [
+        f"input_{n}" if _COUNTED_NAME.fullmatch(name) else name for n, name in enumerate(names, 1)
+    ]
 
 
 def _from_concrete_function(
