@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from ekiden.compiler.build import import_model
 from ekiden.driver.tvmc.model import TVMCImportError, TVMCModel
+from ekiden.frontend import relay as frontend
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.registry import FRONTENDS
 from ekiden.ir.module import IRModule
-from ekiden.relay import frontend
 from ekiden.relay.parser import parse
 from ekiden.runtime.errors import InputError
 
@@ -141,11 +141,12 @@ class PyTorchFrontend(Frontend):
 class PaddleFrontend(Frontend):
     """Importer of Paddle models, which are refused with the way through ONNX."""
 
-    NAME, SUFFIXES, PACKAGE = "paddle", ("pdmodel",), "paddle"
+    NAME, SUFFIXES = "paddle", ("pdmodel",)
 
     def load(self, path: str, shape_dict: Shapes | None = None, **kwargs: Any) -> Loaded:  # noqa: ANN401
-        """Refuse the file."""
-        return frontend.from_paddle(path, shape_dict, **kwargs)
+        """Refuse the file with the way through ONNX."""
+        refuse: Callable[..., NoReturn] = import_module("ekiden.relay.frontend").from_paddle
+        refuse(path)
 
 
 class RelayFrontend(Frontend):

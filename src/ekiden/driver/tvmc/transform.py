@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -111,22 +112,22 @@ def convert_graph_layout(
     )(mod)
 
 
-def apply_graph_transforms(mod: IRModule, args: Mapping[str, object] | None) -> IRModule:
+def apply_graph_transforms(mod: IRModule, args: Mapping[str, Any] | None) -> IRModule:
     """Apply the transformations that the arguments of `parse_graph_transform_args` ask for."""
-    values: dict[str, object] = dict(args or {})
+    values: dict[str, Any] = dict(args or {})
     if layouts := values.get("desired_layout"):
-        mod = convert_graph_layout(mod, layouts, values.get("desired_layout_ops"))  # type: ignore[arg-type]
+        mod = convert_graph_layout(mod, layouts, values.get("desired_layout_ops"))
     if values.get("mixed_precision"):
         options = [
             values.get(f"mixed_precision_{n}") for n in ("ops", "calculation_type", "acc_type")
         ]
-        mod = convert_to_mixed_precision(mod, *options)  # type: ignore[arg-type]
+        mod = convert_to_mixed_precision(mod, *options)
     return mod
 
 
 def parse_graph_transform_args(
-    args: argparse.Namespace | Mapping[str, object],
-) -> dict[str, object]:
+    args: argparse.Namespace | Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the transformations among parsed arguments."""
     values = vars(args) if isinstance(args, argparse.Namespace) else args
     return {name: values.get(name) for name in TRANSFORM_ARGUMENTS}

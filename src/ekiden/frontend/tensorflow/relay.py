@@ -122,23 +122,23 @@ def _move_channels(module: IRModule, rank: int) -> IRModule:
         kind = param.checked_type
         if isinstance(kind, TensorType) and len(kind.shape) == rank:
             params.append(
-                Var(param.name_hint, TensorType([kind.shape[n] for n in first], kind.dtype))
+                Var(param.name_hint, TensorType(tuple(kind.shape[n] for n in first), kind.dtype))
             )
             values[param] = transpose(params[-1], last)
         else:
             params.append(param)
 
-    def to_first(value: RelayExpr, kind: Type) -> RelayExpr:
+    def to_first(value: RelayExpr, kind: Type | None) -> RelayExpr:
         is_moved = isinstance(kind, TensorType) and len(kind.shape) == rank
         return transpose(value, first) if is_moved else value
 
     body, kind = bind(main.body, values), main.ret_type
     if isinstance(kind, TupleType):
         fields = enumerate(kind.fields)
-        body = Tuple([to_first(TupleGetItem(body, n), field) for n, field in fields])
+        body = Tuple(tuple(to_first(TupleGetItem(body, n), field) for n, field in fields))
     else:
         body = to_first(body, kind)
-    function = Function(params, body, None, main.type_params, main.attrs, span=main.span)
+    function = Function(tuple(params), body, None, main.type_params, main.attrs, span=main.span)
     return InferType()(
         module.with_functions({**module.functions, module.get_global_var("main"): function})
     )
