@@ -18,6 +18,12 @@ if TYPE_CHECKING:
         riscv_cpu,
         rocm,
     )
+    from ekiden.target.generic_functions import (
+        GenericFunc,
+        generic_func,
+        get_native_generic_func,
+        override_native_generic_func,
+    )
     from ekiden.target.processors import Cache
     from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
     from ekiden.target.virtual_device import (
@@ -31,6 +37,7 @@ __all__ = [
     "HOST",
     "Cache",
     "CompilationConfig",
+    "GenericFunc",
     "Target",
     "TargetKind",
     "TargetLike",
@@ -39,11 +46,14 @@ __all__ = [
     "bifrost",
     "create",
     "cuda",
+    "generic_func",
+    "get_native_generic_func",
     "intel_graphics",
     "list_tags",
     "make_compilation_config",
     "mali",
     "micro",
+    "override_native_generic_func",
     "riscv_cpu",
     "rocm",
     "target_or_current",
@@ -55,6 +65,9 @@ if not TYPE_CHECKING:
         {
             "board_targets": (
                 "arm_cpu bifrost create cuda intel_graphics list_tags mali micro riscv_cpu rocm"
+            ),
+            "generic_functions": (
+                "GenericFunc generic_func get_native_generic_func override_native_generic_func"
             ),
             "processors": "Cache",
             "target": "Target TargetKind TargetLike target_or_current",
