@@ -33,6 +33,15 @@ def test_errors_of_parsing_are_shown_and_raised(seen: list[Diagnostic]) -> None:
     assert [d.message for d in seen] == [str(raised.value)]
 
 
+def test_errors_of_scripts_are_shown_with_their_line(seen: list[Diagnostic]) -> None:
+    text = "@T.prim_func\ndef f(a: T.handle):\n    A = T.match_buffer((16, 16))\n"
+    with pytest.raises(tvm.error.DiagnosticError) as raised:
+        tvm.tir.parse(text)
+    (shown,) = seen
+    assert shown.message == str(raised.value) and isinstance(shown.span, relay.Span)
+    assert (shown.span.line, shown.span.column) == (3, 5)
+
+
 def test_errors_of_types_are_shown_and_raised(seen: list[Diagnostic]) -> None:
     body = relay.add(relay.var("x", shape=(2,)), relay.var("y", shape=(3,)))
     with pytest.raises(tvm.error.DiagnosticError) as raised:

@@ -61,6 +61,20 @@ def test_binary_functions_match_numpy() -> None:
     assert evaluate(tir.isfinite, y).tolist() == np.isfinite(y).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_nextafter_matches_numpy_to_the_bit(dtype: str) -> None:
+    largest, smallest = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
+    ends = [0.0, 1.0, largest, np.inf, smallest, np.nan]
+    ends += [-value for value in ends]
+    x, y = (a.ravel().astype(dtype) for a in np.meshgrid(ends, ends))
+    with np.errstate(over="ignore", under="ignore"):  # steps to infinity and to subnormals
+        expected = np.nextafter(x, y)
+    computed = evaluate(tir.nextafter, x, y)
+    np.testing.assert_array_equal(computed, expected)
+    numbers = ~np.isnan(expected) & (x != y)  # of equal zeros NumPy takes the first in float16
+    assert (np.signbit(computed) == np.signbit(expected))[numbers].all()
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_bitwise_functions_match_numpy(dtype: str) -> None:
     low = 0 if dtype.startswith("u") else -(2**20)

@@ -597,3 +597,9 @@ def test_a_name_that_has_no_value_yet_is_told_of() -> None:
                 Later.helper(A)  # type: ignore[attr-defined]
 
         raise AssertionError(Later)
+
+
+def test_older_scripts_declare_buffers_by_buffer_decl() -> None:
+    text = '@T.prim_func\ndef f(A: T.{}((4,), "int32")):\n    A[0] = 1\n'
+    old, new = (tir.parse(text.format(form)) for form in ("buffer_decl", "Buffer"))
+    assert structural_equal(old, new)

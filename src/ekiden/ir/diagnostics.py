@@ -2,14 +2,15 @@
 
     override_renderer(lambda context: log.extend(d.message for d in context.diagnostics))
 
-The errors that parsing and type inference raise are shown so before they are raised. Without a
-function they are only raised: their messages have place, line and caret.
+The errors that type inference and the parsers of Relay and scripts raise are shown so before they
+are raised. Without a function they are only raised: their messages have place, line and caret.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from enum import IntEnum
 
@@ -105,6 +106,16 @@ def report_error(module: IRModule | None, error: CompileError) -> None:
     context.renderer.render(context)
 
 
+@contextmanager
+def reports_errors() -> Iterator[None]:
+    """Render an error of the enclosed code, if the user has installed a renderer, and raise it."""
+    try:
+        yield
+    except CompileError as error:
+        report_error(None, error)
+        raise
+
+
 __all__ = [
     "Diagnostic",
     "DiagnosticContext",
@@ -112,4 +123,5 @@ __all__ = [
     "DiagnosticRenderer",
     "get_renderer",
     "override_renderer",
+    "reports_errors",
 ]

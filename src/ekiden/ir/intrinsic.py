@@ -336,6 +336,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("hypot",       2, np.hypot),
     IntrinsicDef("fmod",        2, np.fmod),
     IntrinsicDef("copysign",    2, np.copysign),
+    IntrinsicDef("nextafter",   2, np.nextafter),
     IntrinsicDef("ldexp",       2, np.ldexp,            DTYPE_OF_FIRST_ARG),
     IntrinsicDef("nearbyint",   1, np.round),     # halves to even
     IntrinsicDef("isfinite",    1, np.isfinite,         "bool"),

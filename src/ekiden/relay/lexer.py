@@ -64,9 +64,11 @@ class SourceText:
     def raise_parse_error(self, at: int, message: str) -> NoReturn:
         """Raise ParseError with the line and a caret under the position."""
         line, column = self.line_and_column(at)
-        raise ParseError(
+        error = ParseError(
             f"{self.name}:{line}:{column}: {message}\n{self.format_caret(line, column)}"
         )
+        error.span = Span(self.name, line, 0, column)
+        raise error
 
     def format_caret(self, line: int, column: int) -> str:
         """Format a source line with a caret under a column."""

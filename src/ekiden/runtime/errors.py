@@ -149,7 +149,10 @@ class TypeInferenceError(CompileError):
 
 
 class ParseError(CompileError):
-    """Error of Relay text that cannot be parsed; the message shows line and column."""
+    """Error of Relay text or a script that cannot be parsed; the message shows line and column."""
+
+    span: object = None
+    """Place in the text, a `relay.Span`."""
 
 
 class ExpressionError(CompileError, ValueError, TypeError):

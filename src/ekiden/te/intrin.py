@@ -54,6 +54,7 @@ __all__ = [  # noqa: F405
     "logical_not",
     "multiply",
     "nearbyint",
+    "nextafter",
     "popcount",
     "pow",
     "power",

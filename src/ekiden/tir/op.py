@@ -212,7 +212,7 @@ isnan, isinf, isfinite, nearbyint = map(
 )
 power, fma, fmod, atan2, hypot = map(_intrinsic_function, "pow fma fmod atan2 hypot".split())
 copysign, ldexp, popcount, clz = map(_intrinsic_function, "copysign ldexp popcount clz".split())
-q_multiply_shift = _intrinsic_function("q_multiply_shift")
+nextafter, q_multiply_shift = map(_intrinsic_function, "nextafter q_multiply_shift".split())
 bitwise_not = _intrinsic_function("bitwise_not")
 bitwise_and, bitwise_or, bitwise_xor = map(
     _intrinsic_function, "bitwise_and bitwise_or bitwise_xor".split()
@@ -551,6 +551,7 @@ __all__ = [
     "mma_store",
     "multiply",
     "nearbyint",
+    "nextafter",
     "popcount",
     "pow",
     "power",

@@ -468,6 +468,7 @@ class Namespace:
             setattr(self, function.__name__, function)
         for name, builtin in _BUILTINS_BY_NAME.items():
             setattr(self, name, builtin)
+        self.buffer_decl = Buffer  # the name of older scripts
         self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import overload
 
+from ekiden.ir.diagnostics import reports_errors
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.tir.script.builtins import I, T
@@ -43,6 +44,7 @@ def prim_func(
     return lambda function: _parse_python_function(function, caller)
 
 
+@reports_errors()
 def _parse_python_function(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
     try:
         lines, first = inspect.getsourcelines(func)

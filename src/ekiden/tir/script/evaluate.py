@@ -18,6 +18,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
+from ekiden.ir.span import Span
 from ekiden.runtime.errors import ParseError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.access_regions import BufferRegion
@@ -80,7 +81,9 @@ class ScriptSource:
         # Tabs are copied, so that the caret stays under its column whatever the terminal's tab
         # width.
         caret = "".join("\t" if c == "\t" else " " for c in shown[:column]) + "^"
-        raise ParseError(f"{position}: {message}\n{shown}\n{caret}")
+        error = ParseError(f"{position}: {message}\n{shown}\n{caret}")
+        error.span = Span(self.name, line + self.first_line - 1, 0, column + self.indent + 1)
+        raise error
 
 
 class Evaluator:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
+from ekiden.ir.diagnostics import reports_errors
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, SizeVar, StringImm, Var, cast, const, convert
@@ -571,6 +572,7 @@ def parse_function(
         source.raise_error(node, "expressions are nested too deep")
 
 
+@reports_errors()
 def from_source(
     text: str,
     names: Mapping[str, object] | None = None,

@@ -107,6 +107,21 @@ def _copysign(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     return call_intrin("reinterpret", combined, dtype=x.dtype)
 
 
+def _nextafter(x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """Return the neighbour of x towards y: floats of one sign are ordered as their bits are."""
+    kind = x.dtype
+    bits = f"int{8 * dt.itemsize(kind)}"
+    zero, word = const(0.0, kind), call_intrin("reinterpret", x, dtype=bits)
+    smallest = call_intrin("reinterpret", const(1, bits), dtype=kind)
+    is_up, is_positive = fold_binary(LT, x, y), fold_binary(LT, zero, x)
+    grows = Select(is_up, is_positive, fold_binary(LT, x, zero), "bool")
+    stepped = call_intrin("reinterpret", Select(grows, word + 1, word - 1, bits), dtype=kind)
+    moved = Select(fold_binary(EQ, x, zero), _copysign(smallest, y), stepped, kind)
+    reached = Select(fold_binary(EQ, x, y), y, moved, kind)
+    is_nan = fold_binary(Or, call_intrin("isnan", x), call_intrin("isnan", y))
+    return Select(is_nan, x + y, reached, kind)
+
+
 def _apply_lane_mask(x: PrimExpr, mask: PrimExpr) -> PrimExpr:
     return call_intrin("bitwise_and", x, mask)
 
@@ -185,6 +200,7 @@ _SCALAR_LOWERINGS: dict[str, Callable[..., PrimExpr]] = {
     "atan2": atan2_scalar,
     "hypot": _hypot,
     "copysign": _copysign,
+    "nextafter": _nextafter,
     "ldexp": _ldexp,
     "isfinite": _isfinite,
     "popcount": _popcount,
