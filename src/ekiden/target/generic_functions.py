@@ -115,6 +115,7 @@ def override_native_generic_func(func_name: str) -> Callable[[Implementation], G
         """Set the default."""
         generic = get_native_generic_func(func_name)
         generic.set_default(fdefault, allow_override=True)
-        return functools.update_wrapper(generic, fdefault)
+        functools.update_wrapper(generic, fdefault)
+        return generic
 
     return make_default

@@ -132,12 +132,12 @@ def _move_channels(module: IRModule, rank: int) -> IRModule:
         is_moved = isinstance(kind, TensorType) and len(kind.shape) == rank
         return transpose(value, first) if is_moved else value
 
-    body, kind = bind(main.body, values), main.ret_type
-    if isinstance(kind, TupleType):
-        fields = enumerate(kind.fields)
+    body, result = bind(main.body, values), main.ret_type
+    if isinstance(result, TupleType):
+        fields = enumerate(result.fields)
         body = Tuple(tuple(to_first(TupleGetItem(body, n), field) for n, field in fields))
     else:
-        body = to_first(body, kind)
+        body = to_first(body, result)
     function = Function(tuple(params), body, None, main.type_params, main.attrs, span=main.span)
     return InferType()(
         module.with_functions({**module.functions, module.get_global_var("main"): function})
