@@ -10,6 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay, target
 from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetKind, board_targets, tags
 from ekiden.target.kinds import TARGET_KINDS
 
@@ -131,3 +132,23 @@ def test_llvms_other_names_of_processors() -> None:
     named, other = Target("llvm -mcpu=haswell"), Target("llvm -mcpu=core-avx2")
     assert other.mcpu == "haswell" and other.has("fma") and named.has("fma")
     assert (other.vector_bits, other.cpu) == (named.vector_bits, named.cpu)
+
+
+def test_targets_are_completed_with_their_hosts() -> None:
+    assert Target.canon_target(None) is None
+    assert Target.canon_target_and_host(None) == (None, None)
+    target, host = Target.canon_target_and_host("cuda", "llvm")
+    assert target is not None and target.kind.name == "cuda"
+    assert host is not None and host.kind.name == "llvm" and target.host == host
+    kinds = [t.kind.name for t in Target.canon_multi_target_and_host({1: "llvm", 2: "cuda"})]
+    assert kinds == ["llvm", "cuda"]
+    for one in ("cuda", ["cuda"], {"kind": "cuda"}, Target("cuda")):
+        (target,) = Target.canon_multi_target_and_host(one, "llvm")
+        assert target.kind.name == "cuda" and target.host_target == Target("llvm")
+    modules, host = Target.canon_target_map_and_host({"cuda": "a", "llvm": "b"}, "llvm")
+    assert {t.kind.name: m for t, m in modules.items()} == {"cuda": "a", "llvm": "b"}
+    assert host == Target("llvm")
+    with pytest.raises(CompileError, match="a host is given, and no target"):
+        Target.canon_target_and_host(None, "llvm")
+    with pytest.raises(CompileError, match="a target or several expected"):
+        Target.canon_multi_target_and_host(None)  # type: ignore[arg-type]

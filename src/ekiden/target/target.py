@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import fields
 from operator import attrgetter
@@ -435,6 +435,62 @@ class Target:
     def list_kinds() -> list[str]:
         """Return the names of the kinds."""
         return sorted(TARGET_KINDS)
+
+    @staticmethod
+    def canon_target(target: TargetLike | None) -> Target | None:
+        """Return a target from anything that describes one; None stays None."""
+        return None if target is None else Target.parse(target)
+
+    @staticmethod
+    def canon_target_and_host(
+        target: TargetLike | None, target_host: TargetLike | None = None
+    ) -> tuple[Target | None, Target | None]:
+        """Return a target with its host, the given one or else its own, and that host.
+
+        Raises:
+            CompileError: A host without a target.
+        """
+        if target is None:
+            if target_host is not None:
+                raise CompileError("target: a host is given, and no target")
+            return None, None
+        chosen = Target.parse(target)
+        if target_host is not None:
+            chosen = Target(chosen, host=Target.parse(target_host))
+        return chosen, chosen.host_target
+
+    @staticmethod
+    def canon_multi_target_and_host(
+        target: TargetLike | Mapping[Any, TargetLike] | Sequence[TargetLike],
+        target_host: TargetLike | None = None,
+    ) -> list[Target]:
+        """Return the targets of one, of a sequence or of a mapping's values, with their hosts. A
+        mapping with "kind" describes one target.
+
+        Raises:
+            CompileError: None.
+        """
+        if target is None:
+            raise CompileError("target: a target or several expected, got None")
+        targets: Sequence[Any] = [target]
+        if isinstance(target, Mapping) and "kind" not in target:
+            targets = list(target.values())
+        elif isinstance(target, (list, tuple)):
+            targets = target
+        with_hosts = (Target.canon_target_and_host(one, target_host)[0] for one in targets)
+        return [one for one in with_hosts if one is not None]
+
+    @staticmethod
+    def canon_target_map_and_host(
+        target_map: Mapping[Any, Any], target_host: TargetLike | None = None
+    ) -> tuple[dict[Target, Any], Target | None]:
+        """Return the mapping with its keys as targets with hosts, and the host of the last one."""
+        result, host = {}, None
+        for key, value in target_map.items():
+            chosen, host = Target.canon_target_and_host(key, target_host)
+            if chosen is not None:
+                result[chosen] = value
+        return result, host
 
     def __enter__(self) -> Target:
         """Make it the current target, the default of `compile` and `build`."""
