@@ -25,6 +25,7 @@ typedef struct product {
   int64_t per_panel, chunks;               /* chunks of a panel and in all */
   int64_t blocks, block_rows, splits;
   const char *panels;
+  int64_t per_word;                        /* elements of a column that a term multiplies */
   int64_t element;                         /* bytes of one of them; steps are in elements */
   int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
   int64_t *left_at, *right_at, *in_order;  /* of each term: from a row's first element, in a panel, */
@@ -79,7 +80,8 @@ static int64_t rows_at_once(const product *m, int64_t left) {
 
 static tile *tile_of(const product *m, int64_t rows) {
   int of_rows = rows == 1 ? 2 : rows == 2;
-  return m->is_bytes ? word_tiles[of_rows] : tiles[m->is_int][m->vectors - 1][of_rows];
+  if (m->is_bytes) return word_tiles[m->per_word == WORD_PAIR][of_rows];
+  return tiles[m->is_int][m->vectors - 1][of_rows];
 }
 
 /* So many elements of a strip as those of a factor. */
@@ -192,7 +194,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
   if (!find_rows(m, at, rows, &b)) make_rows(m, at, rows, R, made, &b);
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
-    int64_t at_column = inside * (m->is_bytes ? WORD_BYTES : 1);
+    int64_t at_column = inside * m->per_word;
     const char *right = m->panels + (base + panel * m->panel_step + at_column) * m->element;
     int64_t column = panel * m->per_panel * m->width + inside;
     if (column >= m->columns) continue;
@@ -261,15 +263,16 @@ static int64_t extent_of(const product *m, int64_t role) {
 /* Chooses the layout of the right factor: weights in panels of whole vectors, or panels of the run. */
 static void lay_out(product *m) {
   int64_t tile = m->s->tile;
-  m->is_bytes = m->s->word == WORD_BYTES && tile % WORD_COLUMNS == 0;
+  m->is_bytes = m->s->word > 1 && tile % WORD_COLUMNS == 0;
+  m->per_word = m->is_bytes ? m->s->word : 1;
   m->tile = m->is_bytes || (tile % LANES == 0 && m->s->word == 1) ? tile : 0;
   m->vectors = m->tile == 0 && m->columns > LANES ? 2 : 1;
   for (int64_t n = MOST_VECTORS; m->tile != 0 && m->vectors == 1 && n > 1; n--) {
     if (tile % (n * LANES) == 0) m->vectors = n;
   }
   m->width = m->is_bytes ? WORD_COLUMNS : m->vectors * LANES;
-  m->element = m->is_bytes ? 1 : 4;
-  if (m->is_bytes) m->depth /= WORD_BYTES;
+  m->element = WORD_BYTES / m->per_word;
+  m->depth /= m->per_word;
   m->per_panel = m->tile == 0 ? 1 : tile / m->width;
   m->chunks = (m->columns + m->width - 1) / m->width;
   if (m->tile != 0) m->chunks = (m->columns + tile - 1) / tile * m->per_panel;
@@ -287,7 +290,7 @@ static void find_distances(const product *m, const int64_t *steps, int64_t *foun
   int64_t extents[MAX_AXES];
   int32_t n = (int32_t)m->s->n_reduced;
   for (int32_t a = 0; a < n; a++) extents[a] = m->left.r->sizes[m->s->extents[m->s->n_axes + a]];
-  if (m->is_bytes) extents[n - 1] /= WORD_BYTES;
+  extents[n - 1] /= m->per_word;
   term_offsets(extents, steps, n, m->depth, found);
 }
 
@@ -296,7 +299,7 @@ static void find_left(product *m) {
   const loops *p = &m->left;
   const int64_t *row = p->c->instructions;
   const load *l = p->loads;
-  for (int64_t k = 0; k < m->depth; k++) m->in_order[k] = m->is_bytes ? k * WORD_BYTES : k;
+  for (int64_t k = 0; k < m->depth; k++) m->in_order[k] = k * m->per_word;
   m->is_loaded = !m->is_bytes && p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 &&
                  l->type == (m->is_int ? E_I32 : E_F32);
   if (!m->is_loaded) return;

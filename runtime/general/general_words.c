@@ -1,9 +1,9 @@
-/* Tiles of products of bytes: int16 rows that hold bytes, and weights of int8 in words of four
-** neighbours of a row, a word for each column of a panel. Compiled once for each class of
-** processors.
+/* Tiles of products of bytes: int16 rows that hold bytes, and weights in words of neighbours of a
+** row, a word for each column of a panel: of four int8, or of two int16 that hold bytes. Compiled
+** once for each class of processors.
 **
 ** Bytes are widened to int16, so that sums are exact: one instruction adds two products into an
-** int32 (pmaddwd), and the two partial sums of a column are added at the end.
+** int32 (pmaddwd), and the two partial sums that a column of words of four has are added at the end.
 */
 #include "general_class.h"
 
@@ -25,6 +25,12 @@ static inline words repeated(const int16_t *from) {
   int64_t bits;
   memcpy(&bits, from, sizeof bits);
   return _mm256_set1_epi64x(bits);
+}
+
+static inline words repeated_pair(const int16_t *from) {
+  int32_t bits;
+  memcpy(&bits, from, sizeof bits);
+  return _mm256_set1_epi32(bits);
 }
 
 static inline words with_sums(words sum, words a, words b) {
@@ -49,6 +55,12 @@ static inline words repeated(const int16_t *from) {
   int64_t bits;
   memcpy(&bits, from, sizeof bits);
   return _mm_set1_epi64x(bits);
+}
+
+static inline words repeated_pair(const int16_t *from) {
+  int32_t bits;
+  memcpy(&bits, from, sizeof bits);
+  return _mm_set1_epi32(bits);
 }
 
 static inline words with_sums(words sum, words a, words b) {
@@ -82,23 +94,40 @@ static inline void store_sums(words low, words high, word *out) {
       store_sums(sum[i][0], sum[i][1], out + i * WORD_COLUMNS);                                 \
   }
 
+#define PAIR_TILE(name, R)                                                                      \
+  static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
+                   const void *right, const int64_t *right_at, word *out) {                     \
+    words sum[R];                                                                               \
+    memset(sum, 0, sizeof sum);                                                                 \
+    for (int64_t k = 0; k < depth; k++) {                                                       \
+      words pairs;                                                                              \
+      memcpy(&pairs, (const int16_t *)right + right_at[k], sizeof pairs);                       \
+      _Pragma("GCC unroll 4") for (int i = 0; i < R; i++) {                                     \
+        sum[i] = with_sums(sum[i], pairs, repeated_pair((const int16_t *)left[i] + left_at[k])); \
+      }                                                                                         \
+    }                                                                                           \
+    memcpy(out, sum, sizeof sum);                                                               \
+  }
+
 #else
 
-#define TILE(name, R)                                                                           \
+#define SCALAR_TILE(name, R, element, PER_WORD)                                                 \
   static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
                    const void *right, const int64_t *right_at, word *out) {                     \
     int32_t sum[R][WORD_COLUMNS] = {{0}};                                                       \
     for (int64_t k = 0; k < depth; k++) {                                                       \
-      const int8_t *from = (const int8_t *)right + right_at[k];                                 \
+      const element *from = (const element *)right + right_at[k];                               \
       for (int i = 0; i < R; i++) {                                                             \
         const int16_t *row = (const int16_t *)left[i] + left_at[k];                             \
         for (int j = 0; j < WORD_COLUMNS; j++) {                                                \
-          for (int t = 0; t < WORD_BYTES; t++) sum[i][j] += row[t] * from[WORD_BYTES * j + t];  \
+          for (int t = 0; t < PER_WORD; t++) sum[i][j] += row[t] * from[PER_WORD * j + t];      \
         }                                                                                       \
       }                                                                                         \
     }                                                                                           \
     memcpy(out, sum, sizeof sum);                                                               \
   }
+#define TILE(name, R) SCALAR_TILE(name, R, int8_t, WORD_BYTES)
+#define PAIR_TILE(name, R) SCALAR_TILE(name, R, int16_t, WORD_PAIR)
 
 #endif
 
@@ -106,4 +135,9 @@ TILE(all_words, WORD_ROWS)
 TILE(two_words, 2)
 TILE(one_word, 1)
 
-tile *const word_tiles[3] = {all_words, two_words, one_word};
+PAIR_TILE(all_pairs, WORD_ROWS)
+PAIR_TILE(two_pairs, 2)
+PAIR_TILE(one_pair, 1)
+
+tile *const word_tiles[2][3] = {{all_words, two_words, one_word},
+                                {all_pairs, two_pairs, one_pair}};

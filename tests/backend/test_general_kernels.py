@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ekiden import relay, te
+from ekiden.backend.kernels import general
 from ekiden.backend.kernels.canonical_form import canonicalize
 from ekiden.backend.kernels.general import GeneralFormBuilder, general_form, general_function
 from ekiden.backend.kernels.general_shapes import general_shape_form
@@ -217,14 +218,42 @@ def test_byte_packed_weights_match_interpreter(rows: int, tile: int) -> None:
         check(body, x, packed, places)
 
 
-@pytest.mark.parametrize("layout", ["OHWI8o4i", "OHWI8o", "GOHWI8o", "HWIO"])
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("tile", [4, 8, 16])
+def test_int16_packed_weights_are_read_in_place(
+    rows: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match, words = general._PackedPanels.match, list[int]()
+
+    def record_words(*factors: object) -> general._PackedPanels | None:
+        """Note the elements per word of a weight that is read as it is packed."""
+        panels = match(*factors)  # type: ignore[arg-type]
+        words.extend([] if panels is None else [panels.elements_per_word])
+        return panels
+
+    monkeypatch.setattr(general._PackedPanels, "match", staticmethod(record_words))
+    w, x = data(40, 44, dtype="int8"), data(2, rows, 44, dtype="uint8")
+    packed = pack_weight(w.astype("int16"), "dense_u8s16", tile)
+    given = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int16")
+    body = relay.op.nn.contrib_dense_pack(*given, 40, tile, "int32")
+    check(body, x, packed)
+    assert 2 in words
+
+
+@pytest.mark.parametrize("layout", ["OHWI8o4i", "OHWI8o2i", "OHWI8o", "GOHWI8o", "HWIO"])
 def test_packed_convolutions_match_interpreter(layout: str) -> None:
     """Of bytes, of one result, in groups: as their weights lie."""
     is_bytes, groups = layout.endswith("i"), 4 if layout in ("GOHWI8o", "HWIO") else 1
-    channels = {"OHWI8o4i": 20, "OHWI8o": 1}.get(layout, 40)
+    channels = {"OHWI8o4i": 20, "OHWI8o2i": 20, "OHWI8o": 1}.get(layout, 40)
     x = data(1, 9, 7, 16, dtype="uint8" if is_bytes else "float32")
     w = data(channels, 16 // groups, 3, 3, dtype="int8" if is_bytes else "float32")
-    kinds = {"OHWI8o4i": "conv2d_u8s8", "OHWI8o": "conv2d", "GOHWI8o": "group_conv2d"}
+    w = w.astype("int16") if layout == "OHWI8o2i" else w
+    kinds = {
+        "OHWI8o4i": "conv2d_u8s8",
+        "OHWI8o2i": "conv2d_u8s16",
+        "OHWI8o": "conv2d",
+        "GOHWI8o": "group_conv2d",
+    }
     packed = (
         pack_weight(w, kinds[layout], 8, groups)
         if layout in kinds

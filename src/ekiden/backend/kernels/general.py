@@ -40,7 +40,7 @@ from ekiden.te.prim_func import group_by_operation
 from ekiden.te.range_checks import RangeCheck, range_checks_of
 from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
@@ -58,8 +58,8 @@ class.
 PRODUCT_DTYPES = ("float32", "int32")
 """Element types of matrix products."""
 BYTE_DTYPES = ("int8", "uint8")
-PANEL_DTYPES = {1: PRODUCT_DTYPES, DOT_WORD_CHANNELS: ("int8",)}
-"""Element types of weight panels by elements per word."""
+PANEL_WORDS = {dtype: DOT_WORD_BY_DTYPE[dtype] for dtype in ("int8", "int16")}
+"""Elements per word of the weight panels that bytes are multiplied with, by element type."""
 MIN_DOT_TERMS = 8
 """Minimum reduction length for which a matrix product pays off."""
 
@@ -429,15 +429,15 @@ class _PackedPanels(NamedTuple):
         if (
             _is_widened_byte(left_factor)
             and isinstance(right_factor, Cast)
-            and right_factor.value.dtype == "int8"
+            and right_factor.value.dtype in PANEL_WORDS
         ):
-            right_factor, word = right_factor.value, DOT_WORD_CHANNELS
+            word, right_factor = PANEL_WORDS[right_factor.value.dtype], right_factor.value
             if not isinstance(last.extent, IntImm) or last.extent.value % word:
                 return None  # words of which a part is beyond the sum
-        if (
-            not isinstance(right_factor, te.ProducerLoad)
-            or len(right_factor.indices) < word // DOT_WORD_CHANNELS + 1
-        ):
+        num_word_axes = 0 if word == 1 else 1
+        if not isinstance(right_factor, te.ProducerLoad):
+            return None
+        if len(right_factor.indices) <= num_word_axes:
             return None
         indices, shape = list(right_factor.indices), list(right_factor.producer.whole_shape)
         if word > 1:
@@ -448,7 +448,7 @@ class _PackedPanels(NamedTuple):
         if (
             not isinstance(tile, IntImm)
             or tile.value % PANEL_LANES
-            or right_factor.dtype not in PANEL_DTYPES[word]
+            or right_factor.dtype not in (PRODUCT_DTYPES if word == 1 else PANEL_WORDS)
         ):
             return None
         is_one = column_index is column.var and is_const(column.extent, tile.value)
@@ -463,7 +463,7 @@ class _PackedPanels(NamedTuple):
             return step if word > 1 and _is_quotient_of(e, last, word) else e
 
         indices = [rewrite(i, substitute_quotient) for i in indices]
-        zeros = [IntImm(0)] * (1 + word // DOT_WORD_CHANNELS)
+        zeros = [IntImm(0)] * (1 + num_word_axes)
         return _PackedPanels(right_factor, [*indices, *zeros], tile.value, word, panel, step)
 
 
