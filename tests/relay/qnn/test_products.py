@@ -11,6 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.qnn import int8_lowering as qnn
+from ekiden.relay.visitor import post_order
 from long_runs import alike
 from processor import processors
 
@@ -103,6 +104,7 @@ def test_products_of_bytes_do_not_saturate() -> None:
         ("uint8", "int8", 6, 6, 3, {"groups": 6, "padding": (1, 1)}),
         ("int8", "uint8", 4, 8, 2, {"groups": 2}),
         ("uint8", "int8", 80, 4, 3, {"groups": 2}),  # sums that float32 does not hold
+        ("uint8", "int8", 16, 12, 3, {"groups": 4, "padding": (1, 1)}),
     ],
 )
 def test_qnn_conv2d_matches_wide_integers(
@@ -133,6 +135,18 @@ def test_qnn_conv2d_matches_wide_integers(
         for (found,) in each_way([x], body, data, targets=targets):
             np.testing.assert_array_equal(found, wide)
             assert found.dtype == np.int32
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_weight_zero_point_takes_one_column_of_window_sums_per_group(groups: int) -> None:
+    weight = random("uint8", 24, 16 // groups, 3, 3)
+    x = relay.var("x", shape=(1, 16, 9, 7), dtype="uint8")
+    points = scalar(3, "uint8"), scalar(131, "uint8")
+    body = qnn.conv2d(x, relay.const(weight), *points, "uint8", groups=groups)
+    calls = [e for e in post_order(body) if isinstance(e, relay.Call)]
+    convolutions = [c for c in calls if getattr(c.op, "name", "") == "nn.conv2d"]
+    assert sorted(len(c.args[1].data) for c in convolutions) == [groups, 24]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ekiden.relay.op import (
     minimum,
     multiply,
     nn,
+    repeat,
     round,
     subtract,
     where,
@@ -276,8 +277,11 @@ def conv2d(
     total = convolve(weight.data)
     if is_symmetric:
         return total
-    # of one channel where they are those of all, else of each: groups read other data
-    sums = convolve(np.ones_like(weight.data[: 1 if groups == 1 else None]))
+    # All channels of a group multiply the same data: one column of ones is enough for it.
+    per_group = len(weight.data) // groups
+    sums = convolve(np.ones_like(weight.data[::per_group]))
+    if groups > 1:
+        sums = repeat(sums, per_group, axis=1)
     return subtract(total, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 
