@@ -8,13 +8,18 @@ The grid: signs of data and weights, zero points, per-channel scales, strides, d
 borders, sizes that only the run knows; as ConvInteger and MatMulInteger (DynamicQuantizeLinear and
 the scales behind, as dynamic quantisation writes them), as QLinearConv and QLinearMatMul, as nodes
 of floats between QuantizeLinear and DequantizeLinear, whose weights are bytes or become bytes by
-QuantizeLinear. Medians of runs taken in turns: thread CPU time of one thread, elapsed time of more.
-`peak` is the share of what the class's instructions multiply bytes at, of all that a run does;
-`family` are the families of kernels that multiply. ONNX Runtime takes what the processor itself
-has: compare it with the class of this machine alone. Where that has no dot products of bytes, its
-sums of uint8 and int8 saturate; `exact` is its time where it is told that they shall not, which
-holds for weights that are known. Results are compared with those: integers exactly, quantised ones
-to one step, floats to its size.
+QuantizeLinear. The least of runs taken in turns: thread CPU time of one thread, elapsed time of
+more. `peak` is the share of what the class's instructions multiply bytes at, of all that a run
+does; pairs of int16 are added by an instruction of their own, which that peak leaves out, so half
+of it (512 bits) to three quarters (256) is the most that exact sums reach without dot products.
+`family` are the families of kernels that multiply. ONNX Runtime takes what the processor has:
+compare it with other classes as on their processors,
+
+    python benchmarks/as_processor.py x86-64-v3 python benchmarks/integer_products.py
+
+Where there are no dot products of bytes, its sums of uint8 and int8 saturate; `exact` is its time
+where it is told that they shall not, which holds for weights that are known. Results are compared
+with those: integers exactly, quantised ones to one step, floats to its size.
 """
 
 from __future__ import annotations
@@ -27,7 +32,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import onnx
@@ -45,6 +49,8 @@ from integer_grid import Case, families_of, grid
 from onnx_runtime import EXACT
 
 Run = Callable[[], object]
+MIN_TURNS, RUNS_PER_TURN = 5, 3
+"""The second and third run of a turn find their own data in the caches."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +107,20 @@ def onnxruntime_session(
         return None
 
 
-def interleaved_medians(
+def interleaved_least(
     runs: list[Run], seconds: float, clock: Callable[[], float] = time.thread_time
 ) -> list[float]:
-    """Return the median duration of each run in microseconds, measured alternately."""
-    samples: list[list[float]] = [[] for _ in runs]
+    """Return the least duration of each run in microseconds, measured alternately."""
+    durations, num_turns = [float("inf")] * len(runs), 0
     end = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < end or len(samples[0]) < 5:
-        for run, times in zip(runs, samples, strict=True):
-            begin = clock()
-            run()
-            times.append(clock() - begin)
-    return [median(times) * 1e6 for times in samples]
+    while time.perf_counter() < end or num_turns < MIN_TURNS:
+        num_turns += 1
+        for n, run in enumerate(runs):
+            for _ in range(RUNS_PER_TURN):
+                begin = clock()
+                run()
+                durations[n] = min(durations[n], clock() - begin)
+    return [duration * 1e6 for duration in durations]
 
 
 def measure_case(
@@ -131,7 +139,7 @@ def measure_case(
         np.all(np.abs(result.astype(np.float64) - exact) <= case.tolerance(exact))
     )
     clock = time.thread_time if options.threads == 1 else time.perf_counter
-    times = interleaved_medians(runs, options.seconds, clock)
+    times = interleaved_least(runs, options.seconds, clock)
     ours, default, unsaturated = (*times, float("nan"), float("nan"))[:3]
     share = case.operations / (ours * 1e-6) / (peak * options.threads)
     families = "+".join(families_of(model, target))

@@ -4,13 +4,14 @@
         [--rounds 15] [--minilm FILE]
 
 ResNet-18, MobileNet and MobileNetV2 on 224 x 224 pixels with random weights, whose speed is that
-of trained ones, and MiniLM of 128 tokens where its file is given. Ways: `relay.quantize` (networks
-of relay.testing), `ekiden quantize`, and ONNX Runtime's `quantize_static` (QDQ, per tensor and per
-channel; operators) and `quantize_dynamic`. Printed is how many times as fast as its floats each
-is by the code made for a class; for the processor itself also how many times as fast as ONNX
-Runtime on the same file. Thread CPU time with one thread, else elapsed time; the least of the
-rounds, in
-turns. Needs torch and onnxruntime.
+of trained ones, and MiniLM of 128 tokens where its file is given. Quantised forms:
+`relay.quantize` (networks of relay.testing), `ekiden quantize`, and ONNX Runtime's
+`quantize_static` (QDQ, per tensor and per channel; operators) and `quantize_dynamic`. Printed is
+how many times as fast as its floats each is by the code made for a class; for the processor itself
+also how many times as fast as ONNX Runtime on the same file, told to be exact where the processor
+has no dot products of bytes. Run it by as_processor.py to compare with ONNX Runtime as on a
+processor of another class. Thread CPU time with one thread, else elapsed time; the least of the
+rounds, in turns. Needs torch and onnxruntime.
 """
 
 from __future__ import annotations
@@ -43,18 +44,24 @@ from ekiden.runtime import num_threads
 from ekiden.target import Target
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from onnx_runtime import EXACT
 from processor import LEVELS
 
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 Run = Callable[[], object]
 SAMPLES, SIDE, TOKENS, WORDS = 4, 224, 128, 30522
+FORMS = (
+    *("float", "ekiden static", "ekiden dynamic"),
+    *("qdq", "qdq per channel", "operators", "dynamic"),
+)
+"""Forms of a network that are ONNX files."""
 PROCESSOR_CLASSES = ("cascadelake", *LEVELS)
 """AVX-512 with VNNI, and without; AVX2; SSE4.1."""
 
 
 class ResidualBlock(nn.Module):
-    """Basic residual block of two convolutions (He et al., 2016). 2015)."""
+    """Basic residual block of two convolutions (He et al., 2016)."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -73,7 +80,7 @@ class ResidualBlock(nn.Module):
 
 class InvertedResidual(nn.Module):
     """Inverted residual block: a wide depthwise convolution between two pointwise ones (Sandler et
-    al., 2018). 2018).
+    al., 2018).
     """
 
     def __init__(self, before: int, channels: int, stride: int, expansion: int) -> None:
@@ -171,8 +178,7 @@ def random_feed(name: str, seed: int) -> Feed:
 
 def write_quantized_models(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]:
     """Write a network in float32 and in each quantized form; return the files by form."""
-    ways = ("ekiden static", "ekiden dynamic", "qdq", "qdq per channel", "operators", "dynamic")
-    files = {way: folder / f"{way}.onnx".replace(" ", "-") for way in ("float", *ways)}
+    files = {form: folder / f"{form}.onnx".replace(" ", "-") for form in FORMS}
     floats, ready = files["float"], folder / "ready.onnx"
     if minilm is not None and name == MINILM_NAME:
         shutil.copy(minilm, floats)
@@ -185,19 +191,20 @@ def write_quantized_models(name: str, folder: Path, minilm: Path | None) -> dict
         )
     samples = [random_feed(name, seed) for seed in range(SAMPLES)]
     quantization.shape_inference.quant_pre_process(floats, ready, auto_merge=True)
-    for way in ("qdq", "qdq per channel", "operators"):
-        kind = quantization.QuantFormat.QOperator if way == "operators" else None
+    for form in ("qdq", "qdq per channel", "operators"):
+        is_qdq = form != "operators"
         quantization.quantize_static(
-            ready, files[way], CalibrationReader(samples), kind or quantization.QuantFormat.QDQ,
-            per_channel=way == "qdq per channel",
+            ready, files[form], CalibrationReader(samples),
+            quantization.QuantFormat.QDQ if is_qdq else quantization.QuantFormat.QOperator,
+            per_channel=form == "qdq per channel",
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
         )  # fmt: skip
     quantization.quantize_dynamic(floats, files["dynamic"])
-    joined = {key: np.concatenate([sample[key] for sample in samples]) for key in samples[0]}
+    batch = {key: np.concatenate([sample[key] for sample in samples]) for key in samples[0]}
     for kind in ("static", "dynamic"):
-        small = ekiden.quantize(str(floats), joined, kind=kind, least_snr=-1e9)
-        small.save(files[f"ekiden {kind}"])
+        quantized = ekiden.quantize(str(floats), batch, kind=kind, least_snr=-1e9)
+        quantized.save(files[f"ekiden {kind}"])
     return files
 
 
@@ -209,13 +216,15 @@ def relay_runs(name: str, target: Target) -> dict[str, Run]:
     floats = IRModule.from_expr(bind_params_by_name(module["main"], params))
     (data,) = random_feed(name, 0).values()
     compiled = {"float": ekiden.compile(floats, target), "relay": ekiden.compile(integers, target)}
-    return {way: partial(executable, data) for way, executable in compiled.items()}
+    return {form: partial(executable, data) for form, executable in compiled.items()}
 
 
 def onnxruntime_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
-    """Return an ONNX Runtime session with this many threads."""
+    """Return an ONNX Runtime session with this many threads, whose sums of bytes are exact."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
+    if not Target.host().has("dot4_u8s8"):  # with VNNI the entry would cost exact sums their speed
+        options.add_session_config_entry(EXACT, "1")
     return onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
 
 
@@ -225,10 +234,10 @@ def interleaved_min_times(
     """Return the minimum duration of each run in seconds, measured alternately."""
     seconds = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
-        for way, run in runs.items():
+        for form, run in runs.items():
             begin = clock()
             run()
-            seconds[way] = min(seconds[way], clock() - begin)
+            seconds[form] = min(seconds[form], clock() - begin)
     return seconds
 
 
@@ -238,19 +247,22 @@ def print_speedups(
     """Print the float32 milliseconds of a network, and the speed-up of each quantized form."""
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     feed = random_feed(name, 0)
-    runs = {way: partial(ekiden.compile(str(file), target), **feed) for way, file in files.items()}
+    runs = {
+        form: partial(ekiden.compile(str(file), target), **feed) for form, file in files.items()
+    }
     if target == Target.host():
-        theirs = {way: onnxruntime_session(file, options.threads) for way, file in files.items()}
-        runs |= {f"ort {way}": partial(each.run, None, feed) for way, each in theirs.items()}
+        for form, file in files.items():
+            session = onnxruntime_session(file, options.threads)
+            runs[f"ort {form}"] = partial(session.run, None, feed)
     seconds = interleaved_min_times(runs, options.rounds, clock)
     cells = [f"float {seconds['float'] * 1e3:.2f} ms"]
     if name in RELAY_NETWORKS:
-        own = interleaved_min_times(relay_runs(name, target), options.rounds, clock)
-        cells.append(f"relay.quantize {own['float'] / own['relay']:.2f}")
-    for way in files:
-        ratio = f"{way} {seconds['float'] / seconds[way]:.2f}" if way != "float" else way
-        beside = seconds.get(f"ort {way}")
-        cells.append(ratio if beside is None else f"{ratio} (ort x {beside / seconds[way]:.2f})")
+        relay_seconds = interleaved_min_times(relay_runs(name, target), options.rounds, clock)
+        cells.append(f"relay.quantize {relay_seconds['float'] / relay_seconds['relay']:.2f}")
+    for form in files:
+        ratio = f"{form} {seconds['float'] / seconds[form]:.2f}" if form != "float" else form
+        beside = seconds.get(f"ort {form}")
+        cells.append(ratio if beside is None else f"{ratio} (ort x {beside / seconds[form]:.2f})")
     print(f"{target.cpu:15} {name:13} {', '.join(cells)}", flush=True)
 
 
