@@ -1,170 +1,319 @@
-"""docs/security.md, block by block: the tests that hold what it says.
+"""docs/security.md, sentence by sentence: the tests that hold what each says.
 
-A block is a paragraph, a point of a list or a row of a table; it is named by its first words. One
-without tests promises nothing: it explains, or says what is not held.
+A sentence is named by its first words; in a table it is one of a row's cells behind the first. One
+that promises nothing stands in REMARKS with the reason: it explains or advises, or says what is not
+held.
 """
 
 from __future__ import annotations
 
+_CLOSING = "tests/serve/test_serve_closing.py"
+_SERVING = "tests/security/test_serving.py"
+_COMPILING = "tests/security/test_compiling.py"
+_WALLS = "tests/security/test_session_walls.py"
+_RPC_SECURITY = "tests/rpc/test_rpc_security.py"
+_SESSIONS = "tests/rpc/test_rpc_sessions.py"
+_IN_C = "tests/rpc/test_rpc_in_c.py"
+_TRUST = "tests/compiler/test_cache_trust.py"
+_CACHE = "tests/compiler/test_cache_files.py"
+_APART = "tests/compiler/test_results_apart.py"
+_BOUNDS = "tests/serve/test_serve_bounds.py"
+_ATTACKS = f"{_WALLS}::test_every_attack_from_inside_is_refused"
+_CALLS = f"{_WALLS}::test_the_calls_that_pass_are_those_of_the_table"
+_FUZZ = "tests/fuzz/test_fuzz_inputs.py::test_changed_inputs_are_refused_or_accepted"
+_CODE = f"{_COMPILING}::test_a_model_file_executes_no_code"
+
 CLAIMS: dict[str, tuple[str, ...]] = {
-    "This page states which inputs": (),
-    "Untrusted model files can": (),  # the rows of the table below have the tests
-    "| an artifact (`.eki`)": (
+    "Untrusted model files can": (
+        _CODE, f"{_COMPILING}::test_the_limit_of_memory_holds_import_and_folding", _FUZZ,
+    ),
+    "Exception: pickled PyTorch models are": (
+        "tests/llm/test_torch_files.py::test_what_is_no_tensor_is_refused",
+    ),
+    # The table of inputs.
+    "Nothing: the loader checks all": (
         "tests/end_to_end/test_artifact.py::test_every_proper_prefix_is_refused",
         "tests/compiler/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
         "tests/c/test_c_runtime.py::test_damaged_files_are_harmless",
     ),
-    "| native code in an artifact": (),
-    "| a region in an artifact for [another engine]": ("tests/byoc/test_from_c.py",),
-    "| a model file (ONNX": (
+    "The wrapper library (`libekiden_NAME.so`": (
+        "tests/byoc/test_from_c.py::test_no_file_is_opened_by_a_name_that_leads_out_of_a_folder",
+    ),
+    "It can consume time and memory": (
         "tests/frontend/test_onnx_mutated.py",
         "tests/frontend/test_onnx_errors.py::test_every_prefix_of_a_model_is_refused",
-        "tests/fuzz/test_fuzz_inputs.py::test_changed_inputs_are_refused_or_accepted",
+        _FUZZ,
     ),
-    "| requests to `ekiden serve`": (
-        "tests/security/test_serving.py::test_control_needs_a_token_or_to_be_allowed",
+    "It cannot execute code": (_CODE,),
+    "They reach jaxlib's reader": (
+        "tests/frontend/test_stablehlo.py::test_text_and_bytecode_of_any_kind_are_programs",
     ),
-    "| sizes in a model's attributes": (
-        "tests/fuzz/test_fuzz_inputs.py::test_changed_inputs_are_refused_or_accepted",
-        "tests/relay/op/test_extreme_finds.py",
-        "tests/relay/op/test_refused_shapes.py",
+    "Its files stay below the project's": (
+        "tests/micro/test_hostile_libraries.py::test_files_that_have_no_place_are_refused",
+        "tests/micro/test_hostile_libraries.py::test_metadata_that_is_wrong_is_refused",
+    ),
+    "They run models, within the limits": (f"{_SERVING}::test_a_body_of_many_values_is_refused",),
+    "Changing the server needs a token": (
+        f"{_SERVING}::test_control_needs_a_token_or_to_be_allowed",
+    ),
+    "Nothing: the compiler computes shapes": (
+        _FUZZ, "tests/relay/op/test_extreme_finds.py", "tests/relay/op/test_refused_shapes.py",
         "tests/security/test_bounded_patterns.py",
     ),
-    "| messages of a session": (
+    "Kernels that compute sizes at run": ("tests/backend/test_checked_sizes.py",),
+    "A fuzzer tries extreme attributes": (_FUZZ,),
+    "Nothing: every frame is checked": (
         "tests/rpc/test_rpc_frames.py::test_mutated_bodies_are_parsed_or_refused",
-        "tests/rpc/test_rpc_in_c.py::test_mutated_messages_pass_under_sanitizers",
+        f"{_IN_C}::test_mutated_messages_pass_under_sanitizers",
     ),
-    "| StableHLO's bytecode": (),  # jaxlib reads it: nothing is promised
-    "| a client of a server": (),
-    "| a model library (`.tar`)": ("tests/micro/test_hostile_libraries.py",),
-    "| the cache (`EKIDEN_CACHE_DIR`": (
-        "tests/compiler/test_cache_trust.py",
-        "tests/compiler/test_cache_files.py::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
+    "Ekiden reads a file if it and": (
+        f"{_TRUST}::test_a_kernel_that_others_may_write_is_a_miss",
+        f"{_TRUST}::test_a_kernel_in_a_folder_that_others_may_write_is_a_miss",
+        f"{_TRUST}::test_a_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs",
+    ),
+    "Any other file is a miss": (
+        f"{_TRUST}::test_the_error_says_who_owns_what",
+        f"{_TRUST}::test_an_artifact_that_others_may_write_is_compiled_again",
+        f"{_CACHE}::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
+    ),
+    "Only the owner can change the files": (
+        f"{_TRUST}::test_without_a_umask_nobody_else_may_write_to_the_cache",
+        f"{_TRUST}::test_without_a_umask_what_is_saved_is_not_for_all_to_write",
+    ),
+    "Whoever made an archive for": (
+        f"{_CACHE}::test_non_cache_files_are_not_imported",
+        f"{_CACHE}::test_other_files_are_refused",
     ),
     # Memory
-    "Writing to a result": (
-        "tests/compiler/test_results_apart.py::test_vm_results_do_not_alias",
-        "tests/compiler/test_results_apart.py::test_graph_executor_results_do_not_alias",
-        "tests/compiler/test_results_apart.py::test_shared_library_results_do_not_alias",
-        "tests/compiler/test_results_apart.py::test_constants_are_shared_and_read_only",
-        "tests/compiler/test_results_apart.py::test_adt_fields_shared_with_arguments_are_read_only",
+    "Writing to a result changes no": (
+        f"{_APART}::test_vm_results_do_not_alias",
+        f"{_APART}::test_graph_executor_results_do_not_alias",
+        f"{_APART}::test_shared_library_results_do_not_alias",
+    ),
+    "A result that would alias": (f"{_APART}::test_multiply_referenced_fields_stay_correct",),
+    "Constants are mapped from their file": (
+        f"{_APART}::test_constants_are_shared_and_read_only",
+        f"{_APART}::test_adt_fields_shared_with_arguments_are_read_only",
+        "tests/bindings/test_bindings.py",
     ),
     "A tensor inside an argument": ("tests/c/test_vm_device.c",),
+    "The content of a reference": ("tests/c/test_vm_device.c",),
+    "A program of several devices checks": ("tests/c/test_vm_device.c",),
     "Memory that a caller lends": (
         "tests/runtime/test_values.py::test_a_lent_tensor_that_is_kept_gets_memory_of_its_own",
         "tests/runtime/test_values.py::test_an_array_of_a_lent_tensor_must_not_be_kept",
     ),
+    "In Java, using a closed arena": ("bindings/java/test/dev/ekiden/Check.java",),
     # Servers
-    "A server without a key": (
-        "tests/rpc/test_rpc_sessions.py::test_others_may_not_connect_without_a_key",
+    "A server without a key listens": (
+        f"{_SESSIONS}::test_others_may_not_connect_without_a_key",
     ),
-    "The command needs `openssl`": (
-        "tests/rpc/test_rpc_security.py::test_operations_work_with_the_key",
-        "tests/rpc/test_rpc_security.py::test_nothing_works_without_the_key",
-        "tests/rpc/test_rpc_security.py::test_a_token_of_another_channel_is_worth_nothing",
-        "tests/rpc/test_rpc_security.py::test_the_servers_own_token_is_worth_nothing",
-        "tests/rpc/test_rpc_security.py::test_older_tls_is_refused",
+    "Give the file to both sides": (
+        f"{_RPC_SECURITY}::test_operations_work_with_the_key",
+        f"{_RPC_SECURITY}::test_older_tls_is_refused",
+    ),
+    "Each side presents the certificate": (
+        f"{_RPC_SECURITY}::test_nothing_works_without_the_key",
+        f"{_RPC_SECURITY}::test_a_token_of_another_channel_is_worth_nothing",
+        f"{_RPC_SECURITY}::test_the_servers_own_token_is_worth_nothing",
+    ),
+    "Ekiden reads the file only if nobody": (
+        f"{_RPC_SECURITY}::test_key_files_are_private_and_validated",
     ),
     "Before a session starts": (
-        "tests/security/test_session_walls.py::test_handshakes_that_trickle_stop_no_server",
-        "tests/security/test_session_walls.py::test_clients_that_say_nothing_stop_no_server",
+        f"{_WALLS}::test_handshakes_that_trickle_stop_no_server",
+        f"{_WALLS}::test_clients_that_say_nothing_stop_no_server",
+    ),
+    "Sixteen or a thousand connections": (
+        f"{_WALLS}::test_handshakes_that_trickle_stop_no_server",
+        "tests/rpc/test_rpc_frames.py::test_silent_clients_do_not_block_others",
     ),
     "Each session is a separate process": (
-        "tests/security/test_session_walls.py::test_nothing_of_the_server_is_in_a_session",
-        "tests/security/test_session_walls.py::test_a_session_has_not_the_key_of_its_server",
-        "tests/security/test_session_walls.py"
-        "::test_a_session_is_apart_from_the_terminal_of_its_server",
+        "tests/rpc/test_rpc_fresh.py::test_a_server_and_its_sessions_are_no_forks",
     ),
-    "* **System calls**": (
-        "tests/security/test_session_walls.py::test_the_calls_that_pass_are_those_of_the_table",
-        "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
+    "It shares no memory with the server": (
+        f"{_WALLS}::test_nothing_of_the_server_is_in_a_session",
+        f"{_WALLS}::test_a_session_has_not_the_key_of_its_server",
     ),
-    "* **Files**": (
-        "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
-        "tests/rpc/test_rpc_security.py::test_session_cannot_leave_its_folder",
+    "The process leads its own session": (
+        f"{_WALLS}::test_a_session_is_apart_from_the_terminal_of_its_server",
+        f"{_WALLS}::test_a_session_has_no_descriptor_of_its_server",
     ),
-    "* **Namespaces**": (
-        "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
+    "The servers in Python and C": (_CALLS, _ATTACKS),
+    "**System calls** (seccomp)": (_CALLS,),
+    "A session therefore starts no program": (
+        _ATTACKS, f"{_WALLS}::test_a_session_ends_with_a_killed_server",
     ),
-    "* **Capabilities**": (
-        "tests/security/test_session_walls.py::test_every_attack_from_inside_is_refused",
-    ),
+    "**Files** (landlock": (_ATTACKS, f"{_RPC_SECURITY}::test_session_cannot_leave_its_folder"),
+    "**Namespaces** of users": (_ATTACKS,),
+    "Without namespaces, as in many": (_ATTACKS,),
+    "**Capabilities**": (_ATTACKS,),
     "The server enforces `rpc.Limits`": (
-        "tests/security/test_session_walls.py::test_a_session_that_fills_the_disk_is_ended",
-        "tests/security/test_session_walls.py::test_a_session_has_not_more_threads_than_it_may",
-        "tests/security/test_session_walls.py"
-        "::test_the_servers_time_is_the_most_that_a_session_has",
-        "tests/security/test_session_walls.py::test_a_session_ends_with_a_killed_server",
+        f"{_WALLS}::test_a_session_that_fills_the_disk_is_ended",
+        f"{_WALLS}::test_a_session_has_not_more_threads_than_it_may",
+        f"{_WALLS}::test_the_servers_time_is_the_most_that_a_session_has",
     ),
-    "A server refuses to start": (
-        "tests/security/test_session_walls.py::test_a_server_that_lacks_a_wall_refuses_to_start",
+    "A client may request fewer seconds": (
+        f"{_SESSIONS}::test_session_time_limit_is_enforced",
+        f"{_WALLS}::test_the_servers_time_is_the_most_that_a_session_has",
     ),
+    "A session that exceeds a limit": (
+        f"{_WALLS}::test_a_session_that_fills_the_disk_is_ended",
+        f"{_IN_C}::test_spinning_function_ends_with_its_client",
+        f"{_SESSIONS}::test_running_function_stops_when_client_disconnects",
+    ),
+    "All sessions end with their server": (
+        f"{_WALLS}::test_a_session_ends_with_a_killed_server",
+        "tests/rpc/test_rpc_folders.py::test_a_server_removes_what_a_killed_one_left",
+    ),
+    "`ekiden-rpc` uses the default limits": (f"{_IN_C}::test_a_session_in_c_has_its_time",),
+    "A server refuses to start": (f"{_WALLS}::test_a_server_that_lacks_a_wall_refuses_to_start",),
+    "`sandbox=False` (`--no-sandbox`)": (
+        "tests/rpc/test_rpc_elsewhere.py::test_verify_on_another_processor",
+    ),
+    "To test a server as on an older": (_ATTACKS,),
     "Devices remain usable": (
         "tests/rpc/test_rpc_devices.py::test_a_device_is_there_in_a_session",
     ),
-    "`ekiden-rpc` has no TLS": (),
-    "The sandbox does not hide the machine": (),
+    "If a driver's compiler starts": (
+        "tests/rpc/test_rpc_devices.py::test_a_device_is_there_in_a_session",
+    ),
+    "It listens on the loopback interface": (
+        f"{_WALLS}::test_the_server_in_c_listens_on_the_loopback_interface_alone",
+    ),
+    "`tests/security` tries these promises": (_ATTACKS,),
     "A proxy with `web_port`": (
         "tests/rpc/test_rpc_web.py::test_pages_of_other_origins_are_refused",
-        "tests/rpc/test_rpc_web.py::test_page_with_invalid_messages_is_dropped",
+    ),
+    "A page is never a client": (
         "tests/rpc/test_rpc_web.py::test_a_proxy_with_a_key_takes_no_pages",
     ),
+    "Messages are checked like all": (
+        "tests/rpc/test_rpc_web.py::test_page_with_invalid_messages_is_dropped",
+    ),
     # Compiling
-    "Compiling a model file": (
-        "tests/security/test_compiling.py"
-        "::test_functions_that_stand_for_too_many_nodes_are_refused",
-        "tests/security/test_compiling.py::test_a_tensor_of_too_many_dimensions_is_refused",
-        "tests/security/test_compiling.py::test_folding_does_not_double_without_end",
-        "tests/security/test_compiling.py::test_the_limit_of_memory_holds_import_and_folding",
-        "tests/security/test_compiling.py::test_constants_count_as_long_as_they_live",
-        "tests/security/test_compiling.py::test_a_compilation_is_stopped_at_its_limit_of_time",
-        "tests/security/test_compiling.py::test_the_environment_has_a_limit_of_time",
+    "The compiler expands functions": (
+        f"{_COMPILING}::test_functions_that_stand_for_too_many_nodes_are_refused",
+        f"{_COMPILING}::test_a_tensor_of_too_many_dimensions_is_refused",
+        f"{_COMPILING}::test_folding_does_not_double_without_end",
+    ),
+    "`EKIDEN_MEMORY_LIMIT=2G` bounds": (
+        f"{_COMPILING}::test_the_limit_of_memory_holds_import_and_folding",
+        f"{_COMPILING}::test_constants_count_as_long_as_they_live",
+    ),
+    "Beyond the limit a compilation raises": (
+        f"{_COMPILING}::test_folding_beyond_the_limit_is_refused_before_it_is_computed",
+    ),
+    "`ekiden.compile(model, timeout=60)`": (
+        f"{_COMPILING}::test_a_compilation_is_stopped_at_its_limit_of_time",
+        f"{_COMPILING}::test_the_environment_has_a_limit_of_time",
+    ),
+    "Runs have limits of their own": (
         "tests/runtime/test_limits.py::test_a_run_with_a_timeout",
         "tests/runtime/test_interrupts.py::test_control_c_ends_a_run",
     ),
     # Serving models
     "`ekiden serve` without options": (
-        "tests/security/test_serving.py::test_an_open_server_says_what_it_opens",
-        "tests/security/test_serving.py::test_control_without_a_token_is_for_loopback_alone",
+        f"{_SERVING}::test_a_server_without_options_is_this_machines",
     ),
-    "**Pages in a browser": (
-        "tests/security/test_serving.py::test_a_name_that_is_not_the_servers_is_refused",
-        "tests/security/test_serving.py::test_health_is_told_by_any_name",
-        "tests/security/test_serving.py::test_a_page_of_another_origin_is_refused",
-        "tests/security/test_serving.py::test_a_change_of_state_says_that_it_is_json",
-        "tests/security/test_serving.py::test_no_preflight_is_granted",
-        "tests/security/test_serving.py::test_a_page_in_chromium_cannot_change_state",
+    "Any other address needs tokens": (
+        f"{_SERVING}::test_a_server_without_options_is_this_machines",
     ),
-    "**What a request can take**": (),
-    "| `body_bytes`": (
-        "tests/security/test_serving.py"
-        "::test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may",
+    "With `--open` the log states": (f"{_SERVING}::test_an_open_server_says_what_it_opens",),
+    "Loading and unloading always need": (
+        f"{_SERVING}::test_control_without_a_token_is_for_loopback_alone",
+        f"{_SERVING}::test_control_needs_a_token_or_to_be_allowed",
     ),
-    "| `text_bytes`": (
-        "tests/security/test_serving.py::test_a_request_to_a_model_of_text_has_a_bound_of_its_own",
+    "**Pages in a browser of this": (f"{_SERVING}::test_a_page_in_chromium_cannot_change_state",),
+    "Without tokens, TLS or `--open`": (
+        f"{_SERVING}::test_a_name_that_is_not_the_servers_is_refused",
+        f"{_SERVING}::test_health_is_told_by_any_name",
     ),
-    "| `grpc_bytes`": ("tests/security/test_serving.py::test_parsed_long_message_size_is_bounded",),
-    "| `answer_bytes`": (
-        "tests/security/test_serving.py"
-        "::test_an_answer_that_would_be_too_large_is_refused_before_its_run",
+    "A page's own host name": (f"{_SERVING}::test_a_name_that_is_not_the_servers_is_refused",),
+    "The server refuses a request whose": (
+        f"{_SERVING}::test_a_page_of_another_origin_is_refused",
+        f"{_SERVING}::test_a_page_without_an_origin_says_where_it_comes_from",
+        f"{_SERVING}::test_an_image_of_a_page_loads_no_model_on_demand",
     ),
-    "| `held_bytes`": (
-        "tests/security/test_serving.py::test_bodies_that_arrive_have_a_bound_together",
+    "Requests that change state must be": (
+        f"{_SERVING}::test_a_change_of_state_says_that_it_is_json",
+        f"{_SERVING}::test_no_preflight_is_granted",
     ),
-    "| `connections`": ("benchmarks/serving_load.py",),
-    "A request may name each output once": (
-        "tests/security/test_serving.py::test_an_output_is_not_asked_for_twice",
-        "tests/security/test_serving.py::test_a_body_of_many_values_is_refused",
-        "tests/security/test_serving.py::test_long_arrays_are_no_more_than_json",
+    "64 MB a request body, and its": (
+        f"{_SERVING}::test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may",
+    ),
+    "8 MB a request body for a text": (
+        f"{_SERVING}::test_a_request_to_a_model_of_text_has_a_bound_of_its_own",
+    ),
+    "8 MB a message over gRPC": (f"{_SERVING}::test_parsed_long_message_size_is_bounded",),
+    "64 MB the tensors of a response": (
+        f"{_SERVING}::test_an_answer_that_would_be_too_large_is_refused_before_its_run",
+    ),
+    "1 GB all HTTP bodies": (f"{_SERVING}::test_bodies_that_arrive_have_a_bound_together",),
+    "16384, 30, 75 connections": (
+        f"{_BOUNDS}::test_stalled_body_is_timed_out",
+        f"{_BOUNDS}::test_missing_headers_are_timed_out",
+        f"{_BOUNDS}::test_slow_headers_are_timed_out",
+        f"{_BOUNDS}::test_unread_answer_is_timed_out",
+    ),
+    "A request may name each output": (f"{_SERVING}::test_an_output_is_not_asked_for_twice",),
+    "JSON may have 64 levels": (
+        f"{_SERVING}::test_a_body_of_many_values_is_refused",
+        f"{_SERVING}::test_bounds_of_json_are_those_of_the_page",
+    ),
+    "Long bodies are checked before": (f"{_SERVING}::test_long_arrays_are_no_more_than_json",),
+    "A compressed body is decompressed": (
+        f"{_SERVING}::test_loop_runs_between_the_steps_of_a_compressed_body",
+        "tests/serve/test_serve_http.py::test_bad_compressed_bodies_are_refused",
+    ),
+    "Separate threads read and write": (
         "tests/serve/test_serve_turns.py::test_loop_runs_between_the_chunks_of_a_long_message",
-        "benchmarks/serving_load.py",
+        "tests/serve/test_serve_turns.py::test_reader_threads_yield_to_the_event_loop",
     ),
-    "**Texts.**": (
-        "tests/security/test_serving.py::test_an_answer_ends_with_its_client",
-        "tests/security/test_serving.py::test_texts_that_stop_an_answer_are_short",
+    "A body takes at most twice": ("benchmarks/serving_load.py",),
+    "If many clients disconnect": (
+        f"{_CLOSING}::test_loop_iteration_closes_a_bounded_number_of_connections",
+    ),
+    "**Texts.** One loop owns": ("tests/llm/test_loop.py",),
+    "A text that waits for a slot": (
+        f"{_SERVING}::test_an_answer_ends_with_its_client",
+        f"{_SERVING}::test_a_request_whose_client_has_gone_is_not_run", "tests/llm/test_loop.py",
+    ),
+    "Stop strings have at most": (
+        f"{_SERVING}::test_texts_that_stop_an_answer_are_short",
         "tests/security/test_bounded_patterns.py::test_a_pattern_that_is_catastrophic_is_refused",
     ),
-    # Reporting
-    "Report a violation": (),
+}  # fmt: skip
+"""First words of a sentence -> files and functions of tests."""
+
+_EXPLAINS, _ADVISES, _NOT_HELD = "explains", "advises", "says what is not held"
+REMARKS: dict[str, str] = {
+    "This page states which inputs": _EXPLAINS,
+    "[The threat model](threat-model.md) lists": _EXPLAINS,
+    "Everything that the process may do": _NOT_HELD,
+    "Load untrusted code in a sandbox": _ADVISES,
+    "It reaches that engine": _NOT_HELD,
+    "Trust such regions as native": _ADVISES,
+    "Load untrusted ones in a sandbox": _ADVISES,
+    "The project compiles its C code": _NOT_HELD,
+    "Everything that a session may do": _EXPLAINS,
+    "The cache holds native code": _EXPLAINS,
+    "C code receives addresses": _NOT_HELD,
+    "To listen elsewhere, generate": _EXPLAINS,
+    "The command needs `openssl`": _EXPLAINS,
+    "Whoever has the file may connect": _NOT_HELD,
+    "The sandbox supports x86-64": "one processor runs the tests; the other filters are compiled",
+    "`ekiden-rpc` has no TLS": _NOT_HELD,
+    "Reach it over a network": _ADVISES,
+    "The sandbox does not hide": _NOT_HELD,
+    "It does not protect against flaws": _NOT_HELD,
+    "Run untrusted code on a machine": _ADVISES,
+    "(A browser states the origin": _NOT_HELD,
+    "Compiling a model file takes": _EXPLAINS,
+    "Mapped files and the compiler's": _NOT_HELD,
+    "**What a request can take**": _EXPLAINS,
+    "[benchmarks/serving_load.py]": _EXPLAINS,
+    "These bounds exclude text models": _NOT_HELD,
+    "Report a violation of these": _ADVISES,
 }
-"""First words of a block -> files and functions of tests."""
+"""First words of a sentence that promises nothing -> why."""

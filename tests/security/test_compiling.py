@@ -351,3 +351,34 @@ def test_a_number_in_a_file_allocates_nothing_at_import(model: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 4 * LARGE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__import__('os').system('touch {}')",
+        '"); system("touch {}"); //',
+        '*/ __attribute__((constructor)) void f() {{ system("touch {}"); }} /*',
+        "$(touch {})",
+        "`touch {}`\n; touch {}",
+        "{{{{ ''.__class__ }}}} {{% for x in ().__class__.__base__ %}} {}",
+    ],
+)
+def test_a_model_file_executes_no_code(tmp_path: Path, name: str) -> None:
+    """Whatever the names and texts in it are, and also where it is written as C."""
+    mark = tmp_path / "executed"
+    text = name.format(*[mark] * name.count("{}"))
+    node = helper.make_node("Relu", [f"{text} x"], [f"{text} y"], name=text, doc_string=text)
+    graph = helper.make_graph(
+        [node], text,
+        [helper.make_tensor_value_info(f"{text} x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info(f"{text} y", TensorProto.FLOAT, [2, 3])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(model, {text: text})
+    ekiden.compile(model).save(tmp_path / "a.eki")
+    ekiden.export(model, tmp_path / "a.so")
+    for file in ("a.eki", "a.so"):
+        program = ekiden.load(tmp_path / file)
+        np.testing.assert_array_equal(program(np.ones((2, 3), np.float32)).numpy(), 1)
+    assert not mark.exists()

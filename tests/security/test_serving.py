@@ -19,9 +19,16 @@ import pytest
 from chromium import chromium, served
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve import Message, Piece, Sampling, Server
-from ekiden.serve.bounded_json import SCAN_CHUNK_BYTES, parse_bounded_object
+from ekiden.serve.bounded_json import (
+    MAX_JSON_DEPTH,
+    MAX_JSON_VALUES,
+    MAX_SKELETON_BYTES,
+    SCAN_CHUNK_BYTES,
+    parse_bounded_object,
+)
+from ekiden.serve.config import ServerConfig
 from ekiden.serve.content_encoding import INPUT_STEP_BYTES, decompress_body
-from ekiden.serve.datatypes import DATATYPE_BY_NAME
+from ekiden.serve.datatypes import DATATYPE_BY_NAME, MAX_STRING_ELEMENTS
 from ekiden.serve.grpc_messages import create_message, parse_request
 from ekiden.serve.grpc_scan import encode_varint
 from ekiden.serve.http_messages import parse_infer_request
@@ -162,6 +169,13 @@ def test_control_without_a_token_is_for_loopback_alone(models: Path) -> None:
         Server(models, host="0.0.0.0", open=True, allow_control=True)
 
 
+def test_a_server_without_options_is_this_machines(models: Path) -> None:
+    assert ServerConfig().host == "127.0.0.1"
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(ServeError, match="token|open"):
+            Server(models, host=host)
+
+
 def test_an_open_server_says_what_it_opens(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +278,16 @@ def test_a_body_of_many_values_is_refused(server: Running, body: bytes) -> None:
     for data in (body, body.replace(b'"', b"'")):
         with pytest.raises(RequestError):
             parse_infer_request("m", "", data, "")
+
+
+def test_bounds_of_json_are_those_of_the_page() -> None:
+    assert (MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_SKELETON_BYTES) == (64, 16_384, 1 << 20)
+    assert MAX_STRING_ELEMENTS == 1_048_576
+    deep = b'{"inputs":' + b"[" * 64 + b" " * SCAN_CHUNK_BYTES + b"]" * 64 + b"}"
+    with pytest.raises(RequestError, match="at most 64 levels"):
+        parse_infer_request("m", "", deep, "")
+    with pytest.raises(RequestError):
+        parse_infer_request("m", "", tensor_text("[]", (MAX_STRING_ELEMENTS + 1,), "BYTES"), "")
 
 
 def tensor_text(values: str, shape: Sequence[int], datatype: str = "FP64") -> bytes:

@@ -120,6 +120,34 @@ def test_a_session_is_apart_from_the_terminal_of_its_server(
                 assert all(re.match(r"pipe:|/dev/null|/null", name) for name in opened), opened
 
 
+@pytest.mark.parametrize("server", ["python", "c"])
+def test_a_session_has_no_descriptor_of_its_server(server: str, program: Path) -> None:
+    """No file, and no socket but its client's connection: what else it has is its own."""
+    with serving(Walls(server), program) as (pid, port):
+        wait_until(lambda: all(map(_is_started, sessions_of(pid))))
+        with rpc.connect("127.0.0.1", port) as session:
+            assert session.listdir() == ""
+            children = list(filter(_is_started, sessions_of(pid)))
+            assert children
+            ours = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            files = {name for name in ours if name.startswith("/") and name != "/dev/null"}
+            for child in children:
+                opened = {os.readlink(entry) for entry in Path(f"/proc/{child}/fd").iterdir()}
+                assert not opened & files
+                assert sum(name.startswith("socket:") for name in opened) <= 1, opened
+
+
+def test_the_server_in_c_listens_on_the_loopback_interface_alone(program: Path) -> None:
+    with serving(Walls("c"), program) as (_, port):
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        rows += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+        listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+        assert listening == [f"0100007F:{port:04X}"]
+    for option in ("--host", "--address", "--bind"):
+        run = subprocess.run([str(program), option, "0.0.0.0", "--port", "0"], capture_output=True)
+        assert run.returncode, option
+
+
 def _is_started(child: int) -> bool:
     """Return whether a session's program runs, and not the copy of its server that starts it.
 
