@@ -88,16 +88,20 @@ class Analyzer(CanonicalForm):
             self._bound_values[id(var)] = self._to_poly(prim.convert(minimum, var.dtype))
             self._bound_vars.append(var)
             return
-        low = self._to_poly(prim.convert(minimum, "int64"))
-        high = poly.add(
-            poly.add(low, self._to_poly(prim.convert(extent, "int64"))), poly.constant_poly(-1)
-        )
+        low = self._size_poly(minimum)
+        high = poly.add(poly.add(low, self._size_poly(extent)), poly.constant_poly(-1))
         # Forms made before know a wider range of the variable, or none.
         if ("var", id(var)) in self._atom_indices:
             self._clear_caches()
         number = self._variable_atom(var)
         self._var_ranges[number] = (low, high)
         self._set_atom_bound(number, (self._bound(low)[0], self._bound(high)[1]))
+
+    def _size_poly(self, size: prim.ExprLike) -> Poly:
+        """Return the canonical polynomial of a size, in most loops a number."""
+        if isinstance(size, (int, IntImm)):
+            return poly.constant_poly(int(size))
+        return self._to_poly(prim.convert(size, "int64"))
 
     def _clear_caches(self) -> None:
         """Clear the caches of expressions; atoms keep their numbers."""

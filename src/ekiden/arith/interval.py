@@ -25,6 +25,13 @@ def multiply_bounds(a: Bound, b: Bound) -> Bound:
 
 def multiply_intervals(x: Interval, y: Interval) -> Interval:
     """Return the interval of a product, from the corners of the box."""
+    if x[0] == x[1] and type(x[0]) is int:  # a coefficient, as most factors are
+        scale = x[0]
+        if not scale:
+            return 0, 0
+        low, high = (y[0], y[1]) if scale > 0 else (y[1], y[0])
+        # 0 times an infinity does not occur: the scale is no 0.
+        return scale * low, scale * high
     corners = [multiply_bounds(a, b) for a in x for b in y]
     return min(corners), max(corners)
 

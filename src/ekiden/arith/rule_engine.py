@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
     const,
     fold_binary,
 )
-from ekiden.ir.prim_visitor import children, is_same_expr, unvisited_post_order
+from ekiden.ir.prim_visitor import children, is_same_expr
 from ekiden.runtime.lazy_dataclass import dataclass
 
 PatternBindings: TypeAlias = dict[str, PrimExpr]
@@ -402,8 +402,21 @@ class RuleWalker(Generic[Form]):
         Forms that are not known yet are computed children first, without recursion, as sums have
         tens of thousands of terms.
         """
-        for node in unvisited_post_order((expr,), self._memo):
-            self._memo[id(node)] = self._node_form(node)
+        # Most expressions are a node over leaves, or over what was met before: children that have
+        # a form already are skipped, and the stack seldom holds more than one node.
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            memo = self._memo
+            if id(node) in memo:
+                stack.pop()
+                continue
+            unknown = [c for c in children(node) if id(c) not in memo]
+            if unknown:
+                stack.extend(reversed(unknown))
+                continue
+            stack.pop()
+            memo[id(node)] = self._node_form(node)
             # An id names an object only while it lives.
             self._keepalive.append(node)
         return self._memo[id(expr)]

@@ -55,7 +55,11 @@ class Node:
         # The same object, as passes recognize by identity that nothing has changed.
         if all(getattr(self, name) is value for name, value in changes.items()):
             return self
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        names = _positional_fields(type(self))
+        if names is None or not changes.keys() <= names.keys():
+            return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        # As `replace` does, without its look at each field: passes copy nodes all the time.
+        return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
 
     def same_as(self, other: object) -> bool:
         """Return whether both are the same object."""
@@ -63,6 +67,17 @@ class Node:
 
 
 Object.register(Node)
+
+
+@cache
+def _positional_fields(cls: type) -> Mapping[str, None] | None:
+    """Return the names of a class's fields in the order of its constructor's arguments; None where
+    some field is no positional argument.
+    """
+    fields = dataclasses.fields(cls)
+    if any(not f.init or f.kw_only for f in fields):
+        return None
+    return dict.fromkeys(f.name for f in fields)
 
 
 def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import ClassVar, Union
 
 import numpy as np
@@ -471,7 +472,7 @@ class Or(BinaryExpr):
 
 
 COMPARISON_OPS = (EQ, NE, LT, LE, GT, GE)
-BOOL_VALUED_OPS = (*COMPARISON_OPS, And, Or)
+BOOL_VALUED_OPS = frozenset((*COMPARISON_OPS, And, Or))
 
 
 @node("tir.Not")
@@ -503,7 +504,8 @@ class Select(PrimExpr):
         """Convert the values and widen integers of two widths. Raises TypeError for other values of
         two dtypes.
         """
-        set_frozen_fields(self, condition=convert(self.condition))
+        if not isinstance(self.condition, PrimExpr):
+            set_frozen_fields(self, condition=convert(self.condition))
         if not self.dtype:
             a, b = convert_operands(self.true_value, self.false_value)
             if a.dtype != b.dtype:
@@ -547,7 +549,11 @@ class Intrinsic(PrimExpr):
             name = getattr(op, "name", op).removeprefix("tir.")
             set_frozen_fields(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
         if type(self.op) is not OpName:
-            set_frozen_fields(self, op=OpName(self.op))
+            set_frozen_fields(self, op=_interned_op_name(self.op))
+
+
+_interned_op_name: Callable[[str], OpName] = cache(OpName)
+"""OpName of a text; there are as many as intrinsics."""
 
 
 def _bitwise_op(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
@@ -568,6 +574,8 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     (a Comparison, an axis) gives that expression. Raises ExpressionError for what stands for none.
     """
     source: object = value
+    if type(source) is int and dtype in _INDEX_DTYPES:
+        return IntImm(source, dtype)  # type: ignore[arg-type]
     if not isinstance(source, (int, float)):
         # An object that stands for an expression is converted where a number is expected.
         make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable
@@ -656,15 +664,31 @@ def fold_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     a vector its lanes, an integer beside a float its dtype. Raises TypeError for other operands of
     two dtypes.
     """
-    a, b = promote_operands(kind.__name__, a, b)
-    result = _binary_result_dtype(kind, a.dtype)
-    if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
+    # Indices beside small numbers are most of what is built: they need no promotion.
+    if type(b) is int and isinstance(a, PrimExpr) and a.dtype in _INDEX_DTYPES:
+        b = IntImm(b, a.dtype)
+    elif not (isinstance(a, PrimExpr) and isinstance(b, PrimExpr) and a.dtype == b.dtype):
+        a, b = promote_operands(kind.__name__, a, b)
+    dtype = a.dtype
+    result = _binary_result_dtype(kind, dtype) if kind in BOOL_VALUED_OPS else dtype
+    has_constant = isinstance(b, _NUMBERS)
+    if isinstance(a, _NUMBERS):
         # Left to run time, where it is an error or never reached.
-        divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
-        if not divides_by_zero:
-            return const(fold_size_constants(kind.fold, a.value, b.value, a.dtype, result), result)
+        if has_constant and not (kind in _DIVISIONS and b.value == 0):  # type: ignore[attr-defined]
+            numbers = a.value, b.value  # type: ignore[attr-defined]
+            return const(fold_size_constants(kind.fold, *numbers, dtype, result), result)
+    elif not has_constant:
+        return kind(a, b, result)
     operand = _apply_identity(kind, a, b)
     return kind(a, b, result) if operand is None else operand
+
+
+_INDEX_DTYPES = frozenset(("int32", "int64"))
+"""Dtypes of indices and sizes."""
+_NUMBERS = (IntImm, FloatImm)
+"""Classes of constants."""
+_DIVISIONS = (Div, FloorDiv, FloorMod)
+"""Operations without a value where the right operand is 0."""
 
 
 def _apply_identity(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
@@ -674,10 +698,10 @@ def _apply_identity(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExp
     if lhs is None and rhs is None:
         return None
     operand = kind._identity(lhs, rhs, a.dtype)
+    if operand == arithmetic_identities.NO_OPERAND:
+        return None
     # x % 1 is 0, and neither operand.
-    return (
-        const(0, a.dtype) if operand == arithmetic_identities.ZERO_RESULT else (a, b, None)[operand]
-    )
+    return const(0, a.dtype) if operand == arithmetic_identities.ZERO_RESULT else (a, b)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:

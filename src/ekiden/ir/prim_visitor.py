@@ -195,8 +195,12 @@ def rewrite(
     # expressions.
     for node in unvisited_post_order((expr,), done):
         inside = children(node)
-        rebuilt = rebuild(node, [done[id(c)] for c in inside]) if inside else node
-        done[id(node)] = change(rebuilt)
+        for child in inside:
+            if done[id(child)] is not child:
+                done[id(node)] = change(rebuild(node, [done[id(c)] for c in inside]))
+                break
+        else:
+            done[id(node)] = change(node)
     return done[id(expr)]
 
 

@@ -36,7 +36,7 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.stmt_summary import accessed_buffers
 from ekiden.tir.views import resolve_view
-from ekiden.tir.visitor import stmt_exprs, sub_statements
+from ekiden.tir.visitor import direct_accesses, sub_statements
 
 UNKNOWN_EXTENT_THRESHOLD = (1 << 31) - 1
 """Assumed upper bound of the trip count of a loop with an unknown int32 extent."""
@@ -120,7 +120,7 @@ def iter_accesses(
             continue
         while isinstance(s, DeclBuffer):
             s = resolve_view(s)
-        for e in post_order(*stmt_exprs(s)):
+        for e in direct_accesses(s):
             match e:
                 case BufferLoad() | BufferAddress() if only is not None and e.buffer is not only:
                     continue

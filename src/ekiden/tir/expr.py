@@ -152,8 +152,10 @@ class Buffer(Node):
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> BufferLoad:
+        if isinstance(indices, PrimExpr):
+            return BufferLoad(self, (indices,), self.dtype)
         index_tuple = indices if isinstance(indices, tuple) else (indices,)
-        return BufferLoad(self, tuple(convert(i, "int64") for i in index_tuple), self.dtype)
+        return BufferLoad(self, tuple([convert(i, "int64") for i in index_tuple]), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ def parse_lanes(lanes: ExprLike | str) -> int | PrimExpr:
     """Convert lanes to the form that vector nodes store, from a number, `vscale() * factor` or text
     of `dt.vector`. Raises TypeError for others.
     """
+    if type(lanes) is int:
+        return lanes
     match lanes:
         case int():
             return lanes
@@ -268,7 +272,8 @@ class Ramp(PrimExpr):
         Raises TypeError where their dtypes differ and for lanes that are neither a number nor a
         multiple of vscale.
         """
-        set_frozen_fields(self, lanes=parse_lanes(self.lanes))
+        if type(self.lanes) is not int:
+            set_frozen_fields(self, lanes=parse_lanes(self.lanes))
         if not self.dtype:
             base, stride = convert_operands(self.base, self.stride)
             if base.dtype != stride.dtype:
@@ -290,7 +295,8 @@ class Broadcast(PrimExpr):
         """Default the dtype to that of the value, which may be a number. Raises TypeError for lanes
         that are neither a number nor a multiple of vscale.
         """
-        set_frozen_fields(self, lanes=parse_lanes(self.lanes))
+        if type(self.lanes) is not int:
+            set_frozen_fields(self, lanes=parse_lanes(self.lanes))
         if not self.dtype:
             value = convert(self.value)
             set_frozen_fields(

@@ -75,8 +75,12 @@ class BufferStore(Stmt):
         if not isinstance(raw_value, PrimExpr):
             number = convert(raw_value, dt.element_dtype(self.buffer.dtype))  # type: ignore[arg-type]
             set_frozen_fields(self, value=number)
-        if not all(isinstance(i, PrimExpr) for i in self.indices):
-            set_frozen_fields(self, indices=tuple(convert(i, "int64") for i in self.indices))
+        for index in self.indices:
+            if not isinstance(index, PrimExpr):
+                set_frozen_fields(self, indices=tuple(convert(i, "int64") for i in self.indices))
+                break
+        if self.value.dtype == self.buffer.dtype:
+            return
         stored, buffer_dtype = (
             dt.element_dtype(self.value.dtype),
             dt.element_dtype(self.buffer.dtype),
@@ -104,8 +108,9 @@ class For(Stmt):
 
     def __post_init__(self) -> None:
         """Convert bounds that are numbers to expressions of the variable's dtype."""
-        bounds: tuple[ExprLike, ...] = (self.min, self.extent)
-        if any(isinstance(bound, int) for bound in bounds):
+        low: ExprLike = self.min
+        extent: ExprLike = self.extent
+        if isinstance(low, int) or isinstance(extent, int):
             dtype = self.loop_var.dtype
             set_frozen_fields(
                 self, min=convert(self.min, dtype), extent=convert(self.extent, dtype)
@@ -123,7 +128,8 @@ class While(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        set_frozen_fields(self, condition=convert(self.condition))
+        if not isinstance(self.condition, PrimExpr):
+            set_frozen_fields(self, condition=convert(self.condition))
 
 
 @node("tir.SeqStmt")
@@ -149,7 +155,8 @@ class IfThenElse(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        set_frozen_fields(self, condition=convert(self.condition))
+        if not isinstance(self.condition, PrimExpr):
+            set_frozen_fields(self, condition=convert(self.condition))
 
 
 @node("tir.LetStmt")
@@ -162,7 +169,8 @@ class LetStmt(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to the variable's dtype."""
-        set_frozen_fields(self, value=convert(self.value, self.var.dtype))
+        if not isinstance(self.value, PrimExpr):
+            set_frozen_fields(self, value=convert(self.value, self.var.dtype))
 
 
 @node("tir.Allocate")
@@ -238,7 +246,8 @@ class Evaluate(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to an expression."""
-        set_frozen_fields(self, value=convert(self.value))
+        if not isinstance(self.value, PrimExpr):
+            set_frozen_fields(self, value=convert(self.value))
 
 
 @node("tir.AssertStmt")

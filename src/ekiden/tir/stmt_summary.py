@@ -11,7 +11,13 @@ from ekiden.ir.prim import Intrinsic
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, Prefetch, Stmt
-from ekiden.tir.visitor import post_order, pre_order_stmts, stmt_exprs, sub_statements
+from ekiden.tir.visitor import (
+    direct_accesses,
+    post_order,
+    pre_order_stmts,
+    stmt_exprs,
+    sub_statements,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +99,7 @@ def _compute_accessed_buffers(stmt: Stmt) -> frozenset[Buffer]:
     Where it adds nothing to the largest child set, that set object is shared, so a deep nest stores
     few sets.
     """
-    order = post_order(*stmt_exprs(stmt))
-    own = {e.buffer for e in order if isinstance(e, (BufferLoad, BufferAddress))}
+    own = {e.buffer for e in direct_accesses(stmt)}
     if isinstance(stmt, (BufferStore, Prefetch)):
         own.add(stmt.buffer)
     elif isinstance(stmt, DeclBuffer):

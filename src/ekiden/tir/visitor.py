@@ -8,7 +8,8 @@ prim_visitor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeGuard
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from ekiden.ir.fresh_stack import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.intrinsic import find_intrinsic
@@ -52,19 +53,30 @@ def flatten_seq(*statements: Stmt) -> Stmt:
 
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """Return the statements directly inside."""
-    match stmt:
-        case For() | While() | LetStmt() | Allocate() | DeclBuffer() | AttrStmt():
-            return (stmt.body,)
-        case SeqStmt():
-            return stmt.seq
-        case IfThenElse():
-            return (stmt.then_case,) if stmt.else_case is None else (stmt.then_case, stmt.else_case)
-        case BlockRealize():
-            return (stmt.block,)
-        case Block():
-            return (stmt.body,) if stmt.init is None else (stmt.init, stmt.body)
-        case _:
-            return ()
+    get = _SUB_STATEMENT_GETTERS.get(type(stmt))
+    return () if get is None else get(stmt)
+
+
+def _body(stmt: For | While | LetStmt | Allocate | DeclBuffer | AttrStmt) -> tuple[Stmt, ...]:
+    return (stmt.body,)
+
+
+def _branches(stmt: IfThenElse) -> tuple[Stmt, ...]:
+    return (stmt.then_case,) if stmt.else_case is None else (stmt.then_case, stmt.else_case)
+
+
+def _init_and_body(stmt: Block) -> tuple[Stmt, ...]:
+    return (stmt.body,) if stmt.init is None else (stmt.init, stmt.body)
+
+
+_SUB_STATEMENT_GETTERS: Mapping[type[Stmt], Callable[[Any], tuple[Stmt, ...]]] = {
+    **dict.fromkeys((For, While, LetStmt, Allocate, DeclBuffer, AttrStmt), _body),
+    SeqStmt: lambda stmt: stmt.seq,
+    IfThenElse: _branches,
+    BlockRealize: lambda stmt: (stmt.block,),
+    Block: _init_and_body,
+}
+"""Class -> its direct statements. A table, as every pass asks for those of every statement."""
 
 
 def stmt_exprs(stmt: Stmt) -> tuple[PrimExpr, ...]:
@@ -112,6 +124,24 @@ def all_exprs(root: Stmt) -> Iterator[PrimExpr]:
         yield from post_order(*stmt_exprs(stmt))
 
 
+_DIRECT_ACCESSES_CACHE: WeakKeyDictionary[Stmt, tuple[BufferLoad | BufferAddress, ...]] = (
+    WeakKeyDictionary()
+)
+
+
+def direct_accesses(stmt: Stmt) -> tuple[BufferLoad | BufferAddress, ...]:
+    """Return the loads and addresses in the expressions of a statement, in post-order; those of
+    statements inside it are not among them. Cached by object: each proof of a schedule asks for
+    those of the same stores again.
+    """
+    cached = _DIRECT_ACCESSES_CACHE.get(stmt)
+    if cached is None:
+        order = post_order(*stmt_exprs(stmt))
+        cached = tuple(e for e in order if isinstance(e, (BufferLoad, BufferAddress)))
+        _DIRECT_ACCESSES_CACHE[stmt] = cached
+    return cached
+
+
 def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
     """Return whether each call that is passed a buffer declares the accessed region and its layout,
     so that the layout may change.
@@ -129,10 +159,11 @@ def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
 
 def buffers_read(root: Stmt) -> list[Buffer]:
     """Return the buffers that are loaded from, by loads and by calls, in order of first use."""
-    return list(dict.fromkeys(e.buffer for e in all_exprs(root) if _has_access_mode(e, "r")))
+    accesses = (e for s in pre_order_stmts(root) for e in direct_accesses(s))
+    return list(dict.fromkeys(e.buffer for e in accesses if _has_access_mode(e, "r")))
 
 
-def _has_access_mode(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
+def _has_access_mode(e: BufferLoad | BufferAddress, how: str) -> bool:
     return (isinstance(e, BufferLoad) and how == "r") or (
         isinstance(e, BufferAddress) and how in e.access
     )
@@ -142,7 +173,7 @@ def buffers_written(root: Stmt) -> list[Buffer]:
     """Return the buffers that are stored to, by stores and by calls, in order of first use."""
     written: dict[Buffer, None] = {}
     for s in pre_order_stmts(root):
-        for e in post_order(*stmt_exprs(s)):
+        for e in direct_accesses(s):
             if _has_access_mode(e, "w"):
                 written[e.buffer] = None
         if isinstance(s, BufferStore):

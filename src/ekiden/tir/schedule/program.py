@@ -41,10 +41,10 @@ from ekiden.tir.visitor import (
     all_exprs,
     buffers_read,
     buffers_written,
+    direct_accesses,
     flatten_seq,
     is_no_op,
     pre_order_stmts,
-    stmt_exprs,
     sub_statements,
 )
 from ekiden.tir.visitor import substitute as substitute_stmt
@@ -267,9 +267,8 @@ def _accesses_outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
         inner = sub_statements(s)
         if isinstance(s, BufferStore):
             yield s.buffer, s
-        for e in post_order(*stmt_exprs(s)):
-            if isinstance(e, (BufferLoad, BufferAddress)):
-                yield e.buffer, s
+        for e in direct_accesses(s):
+            yield e.buffer, s
         stack.extend(inner)
 
 
@@ -455,7 +454,17 @@ def add_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
 
 def remove_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """Return the function without the Allocate of a buffer."""
-    for s in pre_order_stmts(func.body):
+    around: list[Buffer] = []
+    body = func.body
+    while isinstance(body, Allocate):
+        if body.buffer is buffer:
+            inside = body.body
+            for outer in reversed(around):
+                inside = inside if is_no_op(inside) else Allocate(outer, inside)
+            return func.with_fields(body=inside)
+        around.append(body.buffer)
+        body = body.body
+    for s in pre_order_stmts(body):
         if isinstance(s, Allocate) and s.buffer is buffer:
             return ScheduleProgram(func).replace(s, s.body)
     return func

@@ -185,8 +185,11 @@ class _DescribedTileBuilder(TileBuilder):
         # A scalar parameter is the column within the tile.
         column = substitute(self.column, single)
         matcher.var_map.update(dict.fromkeys(self.description.scalars, column))
-        actual = substitute_stmt(_without_unit_loops(self.nest.result), self.tile_values())
-        actual = substitute_stmt(substitute_stmt(actual, single), self.unit_loop_values)
+        values = {
+            var: substitute(substitute(value, single), self.unit_loop_values)
+            for var, value in self.tile_values().items()
+        }
+        actual = substitute_stmt(_without_unit_loops(self.nest.result), values)
         try:
             matcher.match_stmt(_without_unit_loops(body), actual)
         except MismatchError as fault:
