@@ -202,3 +202,32 @@ def test_floats_inside_an_expression_have_their_width() -> None:
     assert evaluate(scaled(1.5, "float32"), {N: 3}) == 4
     assert evaluate(scaled(0.7, "float32"), {N: 10}) == 7
     assert evaluate(scaled(0.7, "float64"), {N: 10}) == int(np.floor(0.7 * 10))
+
+
+def test_slope_is_the_step_of_a_linear_expression() -> None:
+    i, j, n = Var("i"), Var("j"), SizeVar("n")
+    analyzer = Analyzer()
+    assert str(analyzer.slope(i * 12 + j * n + i * n, i)) == "n + 12"
+    assert str(analyzer.slope(j * 3, i)) == "0"
+    assert analyzer.slope(i // 4, i) is None
+    assert analyzer.slope(i * i, i) is None
+
+
+def test_values_at_are_those_of_substituted_steps() -> None:
+    i, j, n = Var("i"), Var("j"), SizeVar("n")
+    for expr in (i * 12 + j * n + 5, i * n - i * 3 + j, i // 2 + j, i * i + j, j):
+        analyzer = Analyzer()
+        expected = [
+            str(Analyzer().simplify(substitute(expr, {i: const(step, "int64")})))
+            for step in range(4)
+        ]
+        assert [str(e) for e in analyzer.values_at(expr, i, 4)] == expected
+
+
+def test_bounds_in_a_loop_without_a_step_stay_in_order() -> None:
+    i = Var("i")
+    analyzer = Analyzer()
+    analyzer.bind(i, 0, 0)
+    for scale in (2, -2):
+        low, high = analyzer.const_int_bound(i * scale)
+        assert low <= high

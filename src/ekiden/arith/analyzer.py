@@ -34,7 +34,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.ir.prim_visitor import has_unknown_dim
+from ekiden.ir.prim_visitor import has_unknown_dim, substitute
 from ekiden.ir.range import Range
 
 
@@ -404,6 +404,23 @@ class Analyzer(CanonicalForm):
             elif any(a == number or self._depends_on(a, number) for a in monomial):
                 return None
         return scale
+
+    def slope(self, expr: PrimExpr, var: Var) -> PrimExpr | None:
+        """Return by how much an expression grows with each step of a variable, in canonical form,
+        if it is linear in it, else None.
+        """
+        slope = self._linear_coefficient(self._to_poly(expr), self._variable_atom(var))
+        return None if slope is None else self._poly_to_expr(slope, expr.dtype)
+
+    def values_at(self, expr: PrimExpr, var: Var, count: int) -> list[PrimExpr]:
+        """Return the canonical forms of an expression where a variable is 0, 1, ..., count - 1."""
+        p, number = self._to_poly(expr), self._variable_atom(var)
+        slope = self._linear_coefficient(p, number)
+        if slope is None or expr.dtype != var.dtype:
+            steps = range(count)
+            return [self.simplify(substitute(expr, {var: const(n, var.dtype)})) for n in steps]
+        start = {m: c for m, c in p.items() if number not in m}
+        return [self._poly_to_expr(poly.add(start, slope, n), expr.dtype) for n in range(count)]
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
         """Return whether expr depends on both variables only through outer * extent + inner."""

@@ -29,9 +29,10 @@ def multiply_intervals(x: Interval, y: Interval) -> Interval:
         scale = x[0]
         if not scale:
             return 0, 0
-        low, high = (y[0], y[1]) if scale > 0 else (y[1], y[0])
-        # 0 times an infinity does not occur: the scale is no 0.
-        return scale * low, scale * high
+        # 0 times an infinity does not occur: the scale is no 0. In order also where y is that of a
+        # loop without a step, whose ends are not.
+        ends = scale * y[0], scale * y[1]
+        return ends if ends[0] <= ends[1] else (ends[1], ends[0])
     corners = [multiply_bounds(a, b) for a in x for b in y]
     return min(corners), max(corners)
 

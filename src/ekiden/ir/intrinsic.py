@@ -421,7 +421,7 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
     if op == "if_then_else":
         # The condition is bool and takes no part in the promotion of the two values.
         args = (args[0], *promote_operands(op, *args[1:]))
-    values = args if all(isinstance(a, PrimExpr) for a in args) else tuple(map(convert, args))
+    values = tuple([a if isinstance(a, PrimExpr) else convert(a) for a in args])
     if op == "if_then_else" and is_const(values[0]):
         # A known condition takes its branch, so that the other one is never built.
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]

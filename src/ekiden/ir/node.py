@@ -55,11 +55,12 @@ class Node:
         # The same object, as passes recognize by identity that nothing has changed.
         if all(getattr(self, name) is value for name, value in changes.items()):
             return self
-        names = _positional_fields(type(self))
+        cls: Callable[..., _N] = type(self)
+        names = _positional_fields(cls)
         if names is None or not changes.keys() <= names.keys():
             return dataclasses.replace(self, **changes)  # type: ignore[type-var]
         # As `replace` does, without its look at each field: passes copy nodes all the time.
-        return type(self)(*[changes[n] if n in changes else getattr(self, n) for n in names])
+        return cls(*[changes[n] if n in changes else getattr(self, n) for n in names])
 
     def same_as(self, other: object) -> bool:
         """Return whether both are the same object."""
@@ -70,7 +71,7 @@ Object.register(Node)
 
 
 @cache
-def _positional_fields(cls: type) -> Mapping[str, None] | None:
+def _positional_fields(cls: Any) -> Mapping[str, None] | None:  # noqa: ANN401
     """Return the names of a class's fields in the order of its constructor's arguments; None where
     some field is no positional argument.
     """

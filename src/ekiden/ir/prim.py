@@ -504,7 +504,8 @@ class Select(PrimExpr):
         """Convert the values and widen integers of two widths. Raises TypeError for other values of
         two dtypes.
         """
-        if not isinstance(self.condition, PrimExpr):
+        condition: object = self.condition
+        if not isinstance(condition, PrimExpr):
             set_frozen_fields(self, condition=convert(self.condition))
         if not self.dtype:
             a, b = convert_operands(self.true_value, self.false_value)
@@ -575,7 +576,7 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """
     source: object = value
     if type(source) is int and dtype in _INDEX_DTYPES:
-        return IntImm(source, dtype)  # type: ignore[arg-type]
+        return IntImm(source, dtype)
     if not isinstance(source, (int, float)):
         # An object that stands for an expression is converted where a number is expected.
         make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable

@@ -78,8 +78,7 @@ def shared_conditions(root: Stmt, buffer: Buffer) -> tuple[PrimExpr, ...]:
     """Return the conjuncts under which a statement makes all its accesses of a buffer, as far as
     they have one value throughout the statement: without loads and names bound inside.
     """
-    if any(isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is buffer
-           for e in post_order(*stmt_exprs(root))):  # fmt: skip
+    if any(e.buffer is buffer for e in direct_accesses(root)):
         return ()
     children = [s for s in sub_statements(root) if buffer in accessed_buffers(s)]
     if not children or isinstance(root, While):

@@ -13,7 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.ir.prim import Add, And, BinaryExpr, Max, Min, Mul, Or, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import (
+    Add,
+    And,
+    BinaryExpr,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Or,
+    PrimExpr,
+    Var,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import is_same_expr as is_identical_expr
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.structural import structural_key
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -33,7 +47,13 @@ Elements = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
 
 def is_same_expr(a: PrimExpr, b: PrimExpr) -> bool:
     """Return whether two expressions are structurally equal."""
-    return a is b or structural_key(a) == structural_key(b)
+    if a is b:
+        return True
+    if type(a) is not type(b) or a.dtype != b.dtype:
+        return False
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return a.value == b.value
+    return is_identical_expr(a, b) or structural_key(a) == structural_key(b)
 
 
 def match_update(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:

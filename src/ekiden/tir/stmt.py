@@ -8,7 +8,7 @@ generators take the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,7 +75,8 @@ class BufferStore(Stmt):
         if not isinstance(raw_value, PrimExpr):
             number = convert(raw_value, dt.element_dtype(self.buffer.dtype))  # type: ignore[arg-type]
             set_frozen_fields(self, value=number)
-        for index in self.indices:
+        indices: Sequence[object] = self.indices
+        for index in indices:
             if not isinstance(index, PrimExpr):
                 set_frozen_fields(self, indices=tuple(convert(i, "int64") for i in self.indices))
                 break
@@ -128,7 +129,8 @@ class While(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        if not isinstance(self.condition, PrimExpr):
+        condition: object = self.condition
+        if not isinstance(condition, PrimExpr):
             set_frozen_fields(self, condition=convert(self.condition))
 
 
@@ -155,7 +157,8 @@ class IfThenElse(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        if not isinstance(self.condition, PrimExpr):
+        condition: object = self.condition
+        if not isinstance(condition, PrimExpr):
             set_frozen_fields(self, condition=convert(self.condition))
 
 
@@ -169,7 +172,8 @@ class LetStmt(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to the variable's dtype."""
-        if not isinstance(self.value, PrimExpr):
+        value: object = self.value
+        if not isinstance(value, PrimExpr):
             set_frozen_fields(self, value=convert(self.value, self.var.dtype))
 
 
@@ -246,7 +250,8 @@ class Evaluate(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to an expression."""
-        if not isinstance(self.value, PrimExpr):
+        value: object = self.value
+        if not isinstance(value, PrimExpr):
             set_frozen_fields(self, value=convert(self.value))
 
 

@@ -22,6 +22,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.schedule.legality import (
     is_bound_within_block,
     require_concurrent,
@@ -40,7 +41,7 @@ from ekiden.tir.schedule.program import (
     wrap_in_loops,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, flatten_seq, pre_order_stmts, sub_statements, substitute
+from ekiden.tir.visitor import StmtMutator, flatten_seq, pre_order_stmts, sub_statements
 
 LOOP_KIND_ANNOTATIONS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
@@ -401,20 +402,31 @@ def _partition_extents(
 def copy_with_fresh_names(root: Stmt, suffix: str) -> Stmt:
     """Return a copy with fresh loop and iterator variables and blocks renamed by a suffix."""
 
+    values: dict[Var, PrimExpr] = {}
+    """New variable of each loop and iterator entered so far, whose scopes are inside."""
+
     class _FreshNames(StmtMutator):
+        def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+            """Replace the variables of the scopes around."""
+            return substitute_expr(expr, values)
+
         def visit_for(self, stmt: For) -> Stmt:
             """Rename the loop variable: two copies of a loop are two scopes."""
-            new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
-            body = substitute(self.visit(stmt.body), {stmt.loop_var: new})
-            return stmt.with_fields(loop_var=new, body=body)
+            low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
+            new = values[stmt.loop_var] = Var(stmt.loop_var.name, stmt.loop_var.dtype)
+            body = self.visit(stmt.body)
+            return stmt.with_fields(loop_var=new, min=low, extent=extent, body=body)
 
         def visit_block(self, stmt: Block) -> Stmt:
             """Rename iterators and the block itself: blocks are found by name."""
-            names = {i.var: Var(i.var.name, i.var.dtype) for i in stmt.iter_vars}
-            iters = tuple(IterVar(names[i.var], i.extent, i.kind) for i in stmt.iter_vars)
-            values: dict[Var, PrimExpr] = dict(names)
-            init = None if stmt.init is None else substitute(self.visit(stmt.init), values)
-            body = substitute(self.visit(stmt.body), values)
+            names = [Var(i.var.name, i.var.dtype) for i in stmt.iter_vars]
+            values.update(zip((i.var for i in stmt.iter_vars), names, strict=True))
+            iters = tuple(
+                IterVar(name, self.rewrite_expr(i.extent), i.kind)
+                for name, i in zip(names, stmt.iter_vars, strict=True)
+            )
+            init = None if stmt.init is None else self.visit(stmt.init)
+            body = self.visit(stmt.body)
             return stmt.with_fields(name=stmt.name + suffix, iter_vars=iters, body=body, init=init)
 
     return _FreshNames().visit(root)

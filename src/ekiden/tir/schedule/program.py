@@ -68,7 +68,7 @@ def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
 class ScheduleProgram:
     """A function under scheduling with lookup tables of its loops, blocks and parents."""
 
-    __slots__ = ("_accesses_outside_blocks", "_parents", "blocks", "func", "loops")
+    __slots__ = ("_parents", "blocks", "func", "loops")
 
     def __init__(self, func: PrimFunc) -> None:
         self.func = func
@@ -78,7 +78,6 @@ class ScheduleProgram:
         # shared, which is why a Program is of one version of a function and never changed: what was
         # looked up in it is found again in the next version by name, not by identity.
         self._parents: dict[int, Stmt] = {}
-        self._accesses_outside_blocks: dict[Buffer, Stmt] | None = None
         stack: list[Stmt] = [func.body]
         while stack:
             s = stack.pop()
@@ -198,17 +197,32 @@ class ScheduleProgram:
         return [b for b in self.outermost_blocks() if buffer in block_reads(b.block)]
 
     def _require_in_blocks(self, buffer: Buffer) -> None:
-        if self._accesses_outside_blocks is None:
-            self._accesses_outside_blocks = dict(_accesses_outside_blocks(self.func.body))
-        stmt = self._accesses_outside_blocks.get(buffer)
-        if stmt is not None:
-            refuse(f"{buffer.name!r} is used by statements that are in no block", stmt)
+        if buffer not in _buffers_outside_blocks(self.func.body):
+            return
+        accesses = _accesses_outside_blocks(self.func.body)
+        *_, stmt = (s for other, s in accesses if other is buffer)
+        refuse(f"{buffer.name!r} is used by statements that are in no block", stmt)
 
     def outermost_blocks(self, root: Stmt | None = None) -> list[BlockRealize]:
         """Return the outermost blocks under a statement (default: the function's body) in program
         order.
         """
-        return list(iter_outermost_blocks(self.func.body if root is None else root))
+        if root is not None and root is not self.func.body and id(root) not in self._parents:
+            return list(iter_outermost_blocks(root))  # a statement that is not in the program yet
+        return [b for b in self.blocks.values() if self._is_outermost_in(b, root)]
+
+    def _is_outermost_in(self, realize: BlockRealize, root: Stmt | None) -> bool:
+        """Return whether a block is under a statement (None: the function's body) with no other
+        block between.
+        """
+        s: Stmt | None = realize
+        while s is not root:
+            s = None if s is None else self.parent_of(s)
+            if s is None:
+                return root is None
+            if isinstance(s, Block) and s is not root:
+                return False
+        return True
 
     def is_param(self, buffer: Buffer) -> bool:
         """Return whether a buffer is an argument of the function."""
@@ -270,6 +284,32 @@ def _accesses_outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
         for e in direct_accesses(s):
             yield e.buffer, s
         stack.extend(inner)
+
+
+_BUFFERS_OUTSIDE_BLOCKS_CACHE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
+
+
+# By statement: an edit makes the statements on the path to it anew, and the sets of all others, in
+# which the tiles of earlier steps are most, are known.
+def _buffers_outside_blocks(root: Stmt) -> frozenset[Buffer]:
+    """Return the buffers that statements outside blocks touch; cached by statement."""
+    stack = [root]
+    while stack:
+        s = stack[-1]
+        inner = () if isinstance(s, BlockRealize) else sub_statements(s)
+        unknown = [c for c in inner if c not in _BUFFERS_OUTSIDE_BLOCKS_CACHE]
+        if unknown:
+            stack += unknown
+            continue
+        stack.pop()
+        touched: set[Buffer] = set()
+        if not isinstance(s, BlockRealize):
+            touched.update(e.buffer for e in direct_accesses(s))
+        if isinstance(s, BufferStore):
+            touched.add(s.buffer)
+        sets = [_BUFFERS_OUTSIDE_BLOCKS_CACHE[c] for c in inner]
+        _BUFFERS_OUTSIDE_BLOCKS_CACHE[s] = frozenset(touched.union(*sets))
+    return _BUFFERS_OUTSIDE_BLOCKS_CACHE[root]
 
 
 def iter_outermost_blocks(root: Stmt) -> Iterator[BlockRealize]:

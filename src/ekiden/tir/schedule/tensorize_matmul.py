@@ -298,10 +298,7 @@ class MatmulTileBuilder(TileBuilder):
         start = substitute(self.a.index, self.tile_origin)
         if self.kernel.accepts_any_rows:
             return self.emit_tiles_of_any_rows(common, start, columns)
-        simplify = self.analyzer.simplify
-        row_offsets = [
-            simplify(substitute(start, {self.row: const(n)})) for n in range(self.max_rows())
-        ]
+        row_offsets = self.analyzer.values_at(start, self.row, self.max_rows())
 
         def emit_tile(count: int, valid: int) -> Stmt:
             """Emit the tile of `count` rows and `valid` columns."""

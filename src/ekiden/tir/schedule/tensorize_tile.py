@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
@@ -63,8 +64,20 @@ def statements_outside(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
             stack.extend(sub_statements(s))
 
 
+_SUBSTITUTED_STORE_CACHE: WeakKeyDictionary[BlockRealize, BufferStore] = WeakKeyDictionary()
+
+
 def substituted_store(realize: BlockRealize) -> BufferStore:
-    """Return the single store of a block, its iterators replaced by their bindings."""
+    """Return the single store of a block, its iterators replaced by their bindings; cached by
+    block. Refuses a block of more than one store.
+    """
+    store = _SUBSTITUTED_STORE_CACHE.get(realize)
+    if store is None:
+        store = _SUBSTITUTED_STORE_CACHE[realize] = _substitute_store(realize)
+    return store
+
+
+def _substitute_store(realize: BlockRealize) -> BufferStore:
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     body = substitute_stmt(realize.block.body, values)
     if not isinstance(body, BufferStore) or body.predicate is not None:
@@ -120,8 +133,10 @@ class TileBuilder:
         """Return the stride of a loop variable in a flat index. Refuses where it is not
         constant.
         """
-        moved = substitute(flat, {var: var + 1}) - flat
-        stride = self.analyzer.simplify(moved)
+        slope = self.analyzer.slope(flat, var)
+        if slope is not None:
+            return slope
+        stride = self.analyzer.simplify(substitute(flat, {var: var + 1}) - flat)
         if var in free_vars(stride):
             # An index that wraps around is linear within the loop only.
             stride = const(self.analyzer.coefficient(flat, var) or 0)
