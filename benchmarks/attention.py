@@ -1,4 +1,5 @@
-"""Attention of 12 heads of depth 64: as one kernel, as separate operators, and in PyTorch.
+"""Scaled dot-product attention of 12 heads of depth 64: as one kernel, as separate operators, and
+in PyTorch.
 
     python benchmarks/attention.py [--lengths 16 40 128 512] [--seconds 2]
 

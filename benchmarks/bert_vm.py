@@ -1,4 +1,4 @@
-"""The overhead of running BERT beyond its kernels, at one length.
+"""Overhead of the virtual machine in a run of BERT: whole runs minus the time of the kernels.
 
     python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
 

@@ -1,4 +1,4 @@
-"""The cost of calls from Python into native code, compared with the published `apache-tvm-ffi`.
+"""Call overhead from Python into native code, compared with the published `apache-tvm-ffi`.
 
 Both sides call the functions of one shared library, built here, in one process and in turns, so
 that the noise of the machine meets both. Every figure is the median over the rounds.

@@ -1,5 +1,5 @@
-"""Where the time from a model's file to its first answer is spent: seconds of the processor by
-phase, of a fresh process with empty caches and of those it forks to compile before the answer.
+"""CPU seconds of a cold compilation by phase, from reading the model's file to its first output,
+in a fresh process with empty caches and in the processes that it forks to compile kernels.
 
     python benchmarks/cold_compile.py MODEL.onnx... [--rounds 3] [--tier quick] [--dim NAME=SIZE]
         [--json FILE] [--python PYTHON] [--page docs/compile-phases.md]
@@ -23,7 +23,7 @@ phase, of a fresh process with empty caches and of those it forks to compile bef
 Given `--python` of another checkout, that one is measured in turns with this one; `--other-tier` is
 "full", for who knows no tiers; its figures stand in the row above, then the ratio. A figure is the
 least of the rounds, of which the first fills Python's caches of modules. Phases that another
-checkout does not have are in those around them. Models and inputs are as first_answer.py has them.
+checkout does not have are in those around them. Models and inputs are as cold_start.py has them.
 `--json FILE` keeps rows of models measured before; `--page` puts all into a page, between its
 marks.
 """
@@ -42,7 +42,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from first_answer import Feed, describe_processor, iter_models
+from cold_start import Feed, describe_processor, iter_models
 
 COMPILE_PROGRAM = """
 import json, os, pickle, resource, sys, time

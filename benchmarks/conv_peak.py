@@ -19,7 +19,7 @@ from matmul_peak import (
     cpu_model_name,
     processor_class_target,
 )
-from peers import mean_call_seconds, select_clock
+from peer_engines import mean_call_seconds, select_clock
 
 from ekiden import te
 from ekiden.compiler.machine_peak import peak_loop_flops

@@ -1,4 +1,4 @@
-"""Time per node of every stage, on chains of lets and of nested adds, by length.
+"""Compilation time per node of each stage, for let chains and nested adds of growing length.
 
     python benchmarks/deep_programs.py [LENGTH ...]
 

@@ -4,7 +4,7 @@
 
 ResNet-50 (torchvision) and a BERT of 12 layers (transformers), with random weights. Every figure is
 of a process of its own without a cache: `export` what PyTorch takes to write the program, `compile`
-what `ekiden.compile` takes of it. The ratios are of PyTorch's road over that of ONNX.
+what `ekiden.compile` takes of it. The ratios are of torch.export over those through ONNX.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_model(name: str) -> tuple[Any, tuple[Any, ...]]:
     return wrap_positional(bert, ["input_ids"], {}), (torch.randint(4, 500, (1, 128)),)
 
 
-def time_frontend(name: str, road: str) -> None:
+def time_frontend(name: str, frontend: str) -> None:
     """Print the seconds of exporting and of compiling one model."""
     import torch
 
@@ -48,7 +48,7 @@ def time_frontend(name: str, road: str) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         started = time.perf_counter()
         program: Any = Path(folder, "model.onnx")
-        if road == "torch":
+        if frontend == "torch":
             program = torch.export.export(module, inputs)
         else:
             torch.onnx.export(module, inputs, str(program), dynamo=False)
@@ -57,12 +57,12 @@ def time_frontend(name: str, road: str) -> None:
         print("seconds", exported - started, time.perf_counter() - exported)
 
 
-def time_in_subprocess(name: str, road: str) -> list[float]:
+def time_in_subprocess(name: str, frontend: str) -> list[float]:
     """Return the seconds of exporting and of compiling, measured in a fresh process."""
     with tempfile.TemporaryDirectory() as cache:
         # An empty cache for each run: the compilation must be cold.
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, HF_HUB_OFFLINE="1")
-        command = [sys.executable, __file__, "--one", name, road]
+        command = [sys.executable, __file__, "--one", name, frontend]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line = next(text for text in done.stdout.splitlines() if text.startswith("seconds"))
     return list(map(float, line.split()[1:]))
@@ -78,21 +78,24 @@ def main() -> None:
     if options.one:
         time_frontend(*options.one)
         return
-    print(f"{'model':12}{'road':8}{'export':>10}{'compile':>10}{'both':>10}")
+    print(f"{'model':12}{'frontend':9}{'export':>10}{'compile':>10}{'both':>10}")
     for name in options.models:
-        runs: dict[str, list[list[float]]] = {road: [] for road in FRONTENDS}
+        runs: dict[str, list[list[float]]] = {frontend: [] for frontend in FRONTENDS}
         for _ in range(options.runs):
-            for road in FRONTENDS:
-                runs[road].append(time_in_subprocess(name, road))
-        seconds_by_road = {}
-        for road, times in runs.items():
+            for frontend in FRONTENDS:
+                runs[frontend].append(time_in_subprocess(name, frontend))
+        seconds_by_frontend = {}
+        for frontend, times in runs.items():
             export, compiled = (statistics.median(samples) for samples in zip(*times, strict=True))
-            seconds_by_road[road] = (compiled, export + compiled)
-            print(f"{name:12}{road:8}{export:8.2f} s{compiled:8.2f} s{export + compiled:8.2f} s")
+            seconds_by_frontend[frontend] = (compiled, export + compiled)
+            print(
+                f"{name:12}{frontend:9}{export:8.2f} s{compiled:8.2f} s{export + compiled:8.2f} s"
+            )
         ratios = [
-            a / b for a, b in zip(seconds_by_road["torch"], seconds_by_road["onnx"], strict=True)
+            a / b
+            for a, b in zip(seconds_by_frontend["torch"], seconds_by_frontend["onnx"], strict=True)
         ]
-        print(f"{name:12}{'ratio':8}{'':10}{ratios[0]:10.2f}{ratios[1]:10.2f}")
+        print(f"{name:12}{'ratio':9}{'':10}{ratios[0]:10.2f}{ratios[1]:10.2f}")
 
 
 if __name__ == "__main__":

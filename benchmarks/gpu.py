@@ -117,7 +117,7 @@ def build_bert_base(is_small: bool) -> GpuModel:
     network = BertModel(BertConfig(**(layers if is_small else {}), use_cache=False)).eval()
 
     class Hidden(torch.nn.Module):
-        """A wrapper that returns only the last hidden state."""
+        """Wrapper module that returns only the last hidden state."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -162,7 +162,7 @@ def build_decoder_step(is_small: bool) -> GpuModel:
             return x + self.down(functional.silu(gate) * up)
 
     class Step(torch.nn.Module):
-        """All layers, each with the same past."""
+        """Module of all decoder layers, each with the same key-value cache."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,5 +1,5 @@
-"""The cost of index checks: models that look up many embeddings, with `take(mode="raise")` and
-without checks, in turns in one process, by the time of the thread.
+"""Overhead of run-time index checks: models that look up many embeddings, with `take(mode="raise")`
+and without checks, in turns in one process, by the time of the thread.
 
     python benchmarks/index_checks.py [--rounds 200]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from peers import PEER_ENGINES, mean_call_seconds, select_clock
+from peer_engines import PEER_ENGINES, mean_call_seconds, select_clock
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link_image

@@ -1,5 +1,5 @@
-"""The cost of small models on Cortex-M boards: instructions, code, constants, memory, the stack and
-what was predicted of it.
+"""Instructions, code size, constants, RAM and stack of small models on Cortex-M boards, measured
+and predicted.
 
 QEMU counts a nanosecond for each instruction (-icount shift=0), so the figures are the same on
 every machine; they say nothing of waits for memory. It needs gcc-arm-none-eabi,

@@ -1,4 +1,4 @@
-"""ONNX files of any origin, compared with ONNX Runtime: how many agree, and how the others fail.
+"""Agreement of arbitrary ONNX files with ONNX Runtime: how many agree, and how the others fail.
 
     python benchmarks/onnx_files.py FOLDER [--sample 1000] [--seed 0] [--limit 60] [--jobs 1]
     python benchmarks/onnx_files.py --one MODEL.onnx

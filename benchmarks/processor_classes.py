@@ -1,7 +1,7 @@
-"""How close kernels come to the peak of each processor class this machine can run: products of
-matrices with constant and with variable operands beside other engines, the convolutions of
-ResNet-50, products of bytes. One command for what matmul_peak.py, conv_peak.py and
-byte_products.py print.
+"""Share of the peak that kernels reach on each processor class that this machine can run: products
+of matrices with constant and with variable operands beside other engines, the convolutions of
+ResNet-50, products of bytes. One command for what matmul_peak.py, conv_peak.py and int8_matmul.py
+print.
 
     python benchmarks/processor_classes.py [--class x86-64-v3 skylake-avx512] [--threads 2]
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-import byte_products
 import conv_peak
+import int8_matmul
 import matmul_peak
 
 from ekiden.runtime import num_threads
@@ -52,7 +52,7 @@ def main() -> None:
             matmul_peak.print_peak_shares(name, of_class)
         conv_peak.print_peak_shares(name, options)
         if options.threads == 1:
-            byte_products.print_peak_shares(matmul_peak.processor_class_target(name, 1), options)
+            int8_matmul.print_peak_shares(matmul_peak.processor_class_target(name, 1), options)
 
 
 if __name__ == "__main__":

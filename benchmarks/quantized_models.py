@@ -375,7 +375,9 @@ def exact_outputs(model: Model, x: Data) -> Array:
 
 
 def accuracy_loss(network: EvaluatedNetwork, floats: Array, actual: Array) -> float:
-    """Return the loss of accuracy in percentage points; NaN for an untrained network."""
+    """Return the loss of accuracy against the float model in percentage points; NaN for an
+    untrained network.
+    """
     if network.labels is None:
         return float("nan")
     right = [(outputs.argmax(1) == network.labels).mean() for outputs in (floats, actual)]
@@ -518,7 +520,7 @@ class LazyNetwork:
     floats: Array | None = None
 
     def evaluate(self, variant: QuantizationVariant, folder: Path) -> list[float]:
-        """Evaluate a variant with `judge`."""
+        """Evaluate a quantization variant on the network's test data by `evaluate_variant`."""
         if self.network is None or self.floats is None:
             self.network = self.make_network()
             self.floats = exact_outputs(self.network.model, self.network.test_data)

@@ -1,4 +1,5 @@
-"""The cost of a session over this machine's loopback interface: a call, and 100 MB each way.
+"""Latency and throughput of an RPC session over this machine's loopback interface: a call, and 100
+MB each way.
 
     python benchmarks/rpc.py [--peer PYTHON] [--rounds 5] [--calls 3000] [--megabytes 100]
 

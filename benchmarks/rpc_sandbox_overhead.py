@@ -1,4 +1,4 @@
-"""The cost of session sandboxes and server limits: this build and another, in turns.
+"""Overhead of session sandboxes and of a server's limits: this build and another, in turns.
 
     python benchmarks/rpc_sandbox_overhead.py --before PYTHON [--rounds 15] [--seconds 3]
     [--json FILE]

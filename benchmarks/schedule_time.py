@@ -1,4 +1,4 @@
-"""The time to turn a convolution into code, in Python on one core.
+"""Scheduling, lowering and code-generation time of a convolution, in Python on one core.
 
     python benchmarks/schedule_time.py [RUNS]
 

@@ -77,7 +77,7 @@ def infer(body: Body):
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error", access_log=False)
 """
 
-WITNESS_SERVER = """
+CONSTANT_RESPONSE_SERVER = """
 import sys
 import asyncio, uvloop
 
@@ -153,7 +153,7 @@ def run_server(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A body sent to several paths in turn."""
+    """HTTP request with one body, sent to several paths in turn."""
 
     paths: Sequence[str]
     body: bytes
@@ -348,11 +348,11 @@ class HttpSubject:
     full_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
     single_client_latencies: LatencyRounds = field(default_factory=LatencyRounds)
     half_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
-    witness: LatencyRounds = field(default_factory=LatencyRounds)
-    """At the rate of `half`, of a server that has its answer ready: what the machine adds."""
+    baseline: LatencyRounds = field(default_factory=LatencyRounds)
+    """At the rate of `half`, of a server with a constant response: the latency of the machine."""
     wrk: list[dict[str, float]] = field(default_factory=list)
 
-    def measure_round(self, seconds: float, clients: int, witness: int) -> None:
+    def measure_round(self, seconds: float, clients: int, baseline: int) -> None:
         """Measure a round."""
         texts = self.request.serialize()
         run_closed_loop(self.port, texts, clients, 0.2)
@@ -362,7 +362,7 @@ class HttpSubject:
         self.single_client_latencies.add_round(run_closed_loop(self.port, texts, 1, seconds))
         rate = float(np.median(self.max_requests_per_s)) / 2
         self.half_load_latencies.add_round(run_open_loop(self.port, texts, rate, seconds, clients))
-        self.witness.add_round(run_open_loop(witness, texts, rate, seconds, clients))
+        self.baseline.add_round(run_open_loop(baseline, texts, rate, seconds, clients))
 
     def finish(self, clients: int) -> None:
         """Finish after all rounds: the load of wrk, which takes whole seconds."""
@@ -376,7 +376,7 @@ class HttpSubject:
             "name": self.name,
             "requests_per_second": round(float(np.median(self.max_requests_per_s))),
             "full": self.full_load_latencies.summarize(), "alone": alone, "half": half,
-            "witness": self.witness.summarize(),
+            "baseline": self.baseline.summarize(),
             "half_p99_over_alone_p50": round(half["p99"] / alone["p50"], 2),
             "calm_half_p99_over_alone_p50": round(half["p99_calm"] / alone["p50"], 2),
             "wrk": self.wrk,
@@ -395,7 +395,7 @@ class GrpcSubject:
     full_load_latencies: LatencyRounds = field(default_factory=LatencyRounds)
     single_client_latencies: LatencyRounds = field(default_factory=LatencyRounds)
 
-    def measure_round(self, seconds: float, clients: int, witness: int) -> None:
+    def measure_round(self, seconds: float, clients: int, baseline: int) -> None:
         """Measure a round."""
         run_grpc_clients(self.port, self.models, self.x, clients, 0.2)
         times = run_grpc_clients(self.port, self.models, self.x, clients, seconds)
@@ -451,7 +451,7 @@ def make_subjects(ours: int, over_grpc: int, plain: int) -> list[HttpSubject | G
 @contextmanager
 def run_servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
     """Run the servers, and yield the ports of ours over HTTP and gRPC, of the plain one and of the
-    witness.
+    server with a constant response.
     """
     onnx.save(dense_model(), folder / "plain.onnx")
     models = folder / "models"
@@ -459,16 +459,16 @@ def run_servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
     artifact = ekiden.compile(folder / "plain.onnx")
     for number in range(5):
         artifact.save(models / f"m{number}.eki")
-    ours, over_grpc, plain, witness = (find_free_port() for _ in range(4))
+    ours, over_grpc, plain, baseline = (find_free_port() for _ in range(4))
     serve = [sys.executable, "-m", "ekiden", "serve", str(models), "--log", "error"]
     serve += ["--port", str(ours), "--grpc-port", str(over_grpc)]
     plain_command = [sys.executable, "-c", FASTAPI_SERVER, str(folder / "plain.onnx"), str(plain)]
     with (
         run_server(serve, ours, "/v2/health/ready"),
         run_server(plain_command, plain, "/openapi.json"),
-        run_server([sys.executable, "-c", WITNESS_SERVER, str(witness)], witness, "/"),
+        run_server([sys.executable, "-c", CONSTANT_RESPONSE_SERVER, str(baseline)], baseline, "/"),
     ):
-        yield ours, over_grpc, plain, witness
+        yield ours, over_grpc, plain, baseline
 
 
 def main() -> None:

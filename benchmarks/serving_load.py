@@ -1,5 +1,4 @@
-"""The effect of 64 MB bodies, slow clients and idle connections on a server's responsiveness and
-memory.
+"""Responsiveness and memory of a server under 64 MB bodies, slow clients and idle connections.
 
     python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
 

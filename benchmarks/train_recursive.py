@@ -63,7 +63,7 @@ def torch_rnn_loss(xs: np.ndarray, labels: np.ndarray, weights: Sequence[object]
 
 
 def torch_step(loss: Callable[..., object], weights: Sequence[np.ndarray], rate: float) -> Step:
-    """Return a step of PyTorch, which changes weights of its own."""
+    """Return a PyTorch training step with weights of its own, updated in place."""
     own = [torch.tensor(w, requires_grad=True) for w in weights]
 
     def step(data: object, label: object) -> float:
@@ -79,7 +79,7 @@ def torch_step(loss: Callable[..., object], weights: Sequence[np.ndarray], rate:
 
 
 def ekiden_step(module: object, weights: Sequence[np.ndarray], rate: float) -> Step:
-    """Return a compiled step, which keeps the weights that the step before it returned."""
+    """Return a compiled training step that feeds back the weights it returned last."""
     program = ekiden.compile(tree_lstm.training_step(module, 2, rate))
     own = list(weights)
 

@@ -1,4 +1,4 @@
-"""How well cost models rank candidates of unseen tasks.
+"""Ranking accuracy of cost models on candidates of unseen tasks.
 
     python benchmarks/tune_cost_models.py records.json [--most 60]
 

@@ -1,4 +1,5 @@
-"""The ten computations of TVM's te_workload: by default, tuned, in PyTorch and in ONNX Runtime.
+"""Tuned speed of the ten computations of TVM's te_workload: by default, tuned, in PyTorch and in
+ONNX Runtime.
 
     python benchmarks/tune_workloads.py --trials 64 -o records.json [GMM C1D ...]
     python benchmarks/tune_workloads.py --trials 64 --search guided -o others.json [GMM C1D ...]

@@ -1,4 +1,5 @@
-"""A page showing how far each kernel's default is behind what a search finds.
+"""Generator of the documentation page that compares each kernel's default decision with the best
+one that tuning found.
 
     python benchmarks/tune_models.py tune --manifest models.json --out FOLDER --trials 64 --each
     python benchmarks/tuned_kernels.py --manifest models.json --out FOLDER [--write PAGE.md]

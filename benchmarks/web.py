@@ -1,4 +1,5 @@
-"""Models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, on one thread each.
+"""Inference time of models in WebAssembly: Node, Chromium and wasmtime beside onnxruntime-web, on
+one thread each.
 
     python benchmarks/web.py prepare FOLDER MANIFEST CACHE ID ...
     python benchmarks/web.py run FOLDER --ort node_modules/onnxruntime-web [--threads N]

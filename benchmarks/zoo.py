@@ -1,20 +1,20 @@
-"""Architectures of installed packages with seeded random weights, compared with PyTorch and ONNX
-Runtime.
+"""Architectures of installed model packages with seeded random weights, compared with PyTorch and
+ONNX Runtime.
 
-    python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
+    python benchmarks/zoo.py run --packages timm transformers --frontends export onnx --sample 60
     python benchmarks/zoo.py table zoo.jsonl
-    python benchmarks/zoo.py run --roads onnx-either --sample 40 --keep kept
+    python benchmarks/zoo.py run --frontends onnx-either --sample 40 --keep kept
     python benchmarks/zoo.py time kept
 
 `run` draws a sample of each package's own list of names, builds each in a process of its own with
-limits of time and memory, takes it the given roads, and appends a line of JSON for each to a file;
-what has a line is not run again, so that it can be interrupted. The processes are forks of one that
-has the packages imported. With `--tier quick --wait 60` each is compared by general kernels and by
-its own ones, and a kernel that cannot be compiled is a refusal. With `ZOO_INDUCTOR=1` the road
-`compile` runs Inductor beside. `format_table` writes what the lines say: how many ran and agree,
-also of those that ONNX Runtime runs, speed as ratios of medians taken in turns in one process,
-compile times, and the reasons of those that did not. `time` takes those ratios of the models of
-ONNX that `--keep` has left compiled, on a machine that does nothing else.
+limits of time and memory, compiles it through the given frontends, and appends a line of JSON for
+each to a file; what has a line is not run again, so that it can be interrupted. The processes are
+forks of one that has the packages imported. With `--tier quick --wait 60` each is compared by
+general kernels and by its own ones, and a kernel that cannot be compiled is a refusal. With
+`ZOO_INDUCTOR=1` the frontend `compile` runs Inductor beside. `format_table` writes what the lines
+say: how many ran and agree, also of those that ONNX Runtime runs, speed as ratios of medians taken
+in turns in one process, compile times, and the reasons of those that did not. `time` takes those
+ratios of the models of ONNX that `--keep` has left compiled, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from zoo_models import (
     torchvision_model,
     torchvision_names,
 )
-from zoo_ties import has_ties
+from zoo_tie_detection import has_ties
 
 WEIGHT_SEED = 17
 MAX_PARAMETERS = 40_000_000
@@ -82,15 +82,17 @@ Call = Callable[[Sequence[Any]], Sequence[Any]]
 """Inputs as tensors of PyTorch -> outputs as arrays."""
 
 CPU_TIME_FIELD = "compile_cpu_s"
-"""What a compilation took of the processor, in lines of the export and ONNX roads."""
+"""What a compilation took of the processor, in lines of the export and ONNX frontends."""
 RECORDED_FIELDS: dict[str, Any] = {}
-"""What a road says of a model beside, for its line; a process has one model."""
+"""Further fields of a model's result line, set by its frontend; a process measures one model."""
 Engines = dict[str, Callable[[], Call]]
-"""What makes a model ready, by engine: "ekiden" and its peers."""
+"""Function that prepares a model, by engine: "ekiden" and its peers."""
 
 
 class Compiled:
-    """A callable Ekiden executable, whose kernels may still be compiling in the background."""
+    """Ekiden executable as a callable on the arrays of a model, whose kernels may still be
+    compiling in the background.
+    """
 
     def __init__(self, executable: Any, names: Sequence[str] | None = None) -> None:  # noqa: ANN401
         self._executable = executable
@@ -356,7 +358,7 @@ MAX_RELATIVE_ERROR = 1e-3
 def measure_model(
     package: str,
     name: str,
-    road: str,
+    frontend: str,
     sizes: str,
     rounds: int,
     max_parameters: int = MAX_PARAMETERS,
@@ -368,7 +370,7 @@ def measure_model(
     _enter_stage("building")
     torch.manual_seed(WEIGHT_SEED)
     torch.set_num_threads(1)
-    line: dict[str, Any] = {"package": package, "name": name, "road": road, "sizes": sizes}
+    line: dict[str, Any] = {"package": package, "name": name, "frontend": frontend, "sizes": sizes}
     try:
         model = PACKAGES[package].build(name, max_parameters)
         model.module.eval()
@@ -384,7 +386,7 @@ def measure_model(
         started = time.perf_counter()
         _enter_stage("exporting")
         try:
-            engines = FRONTENDS[road](model, sizes == "dynamic", folder)
+            engines = FRONTENDS[frontend](model, sizes == "dynamic", folder)
         except Exception as error:
             return {**line, "state": "not exported", "why": _first_line(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
@@ -606,12 +608,12 @@ def run_missing(options: argparse.Namespace) -> None:
     _preload_modules(options.packages)
     have = {_line_key(line): line for line in _read_lines(options.out)}
     for package in options.packages:
-        for road, sizes in itertools.product(options.roads, options.sizes):
+        for frontend, sizes in itertools.product(options.frontends, options.sizes):
             tested = 0
             for name in _shuffle_names(package, options):
                 if options.sample and tested >= options.sample:
                     break
-                key = (package, name, road, sizes)
+                key = (package, name, frontend, sizes)
                 line = have.get(key) or _append_line(_run_in_subprocess(key, options), options.out)
                 tested += line["state"] not in NOT_MEASURED
 
@@ -666,7 +668,7 @@ def _shuffle_names(package: str, options: argparse.Namespace) -> list[str]:
 
 
 def _line_key(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line[k] for k in ("package", "name", "road", "sizes"))
+    return tuple(line[k] for k in ("package", "name", "frontend", "sizes"))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -679,7 +681,7 @@ def _run_in_subprocess(
     key: tuple[str, str, str, str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return the result from a separate process, which is killed with everything it started."""
-    line = dict(zip(("package", "name", "road", "sizes"), key, strict=True))
+    line = dict(zip(("package", "name", "frontend", "sizes"), key, strict=True))
     with TemporaryDirectory() as folder:
         limits = (options.turns, options.parameters, options.wait)
         process_args = (key, limits, options.gigabytes, Path(folder))
@@ -734,13 +736,13 @@ def _kill_group(process: BaseProcess) -> None:
 
 def format_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Format the lines as Markdown."""
-    heads = ("package", "road", "sizes", "drawn", "models", "agree", "own kernels",
+    heads = ("package", "frontend", "sizes", "drawn", "models", "agree", "own kernels",
              "of ONNX Runtime's", "over eager", "over Inductor", "over ONNX Runtime",
              "compile, median s of the processor")  # fmt: skip
     rows = [f"| {' | '.join(heads)} |", "|---|---|---|" + "--:|" * (len(heads) - 3)]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
-        groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
+        groups.setdefault((line["package"], line["frontend"], line["sizes"]), []).append(line)
     for key, group in sorted(groups.items()):
         tested = [e for e in group if e["state"] not in (*NOT_MEASURED, *NOT_COMPARABLE)]
         good = [entry for entry in tested if entry["state"] == "agrees"]
@@ -765,13 +767,15 @@ def format_table(lines: Sequence[Mapping[str, Any]]) -> str:
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     slow = sorted((e for e in lines if CPU_TIME_FIELD in e), key=lambda e: -e[CPU_TIME_FIELD])[:10]
     rows += ["", "Slowest to compile, seconds of the processor:"]
-    rows += [f"- {e['name']}, {e['road']}: {e[CPU_TIME_FIELD]}{_slowest_phase(e)}" for e in slow]
+    rows += [
+        f"- {e['name']}, {e['frontend']}: {e[CPU_TIME_FIELD]}{_slowest_phase(e)}" for e in slow
+    ]
     failures = [e for e in lines if e["state"] not in ("agrees", "large")]
-    rows += ["", "| model | road | state | why |", "|---|---|---|---|"] if failures else []
+    rows += ["", "| model | frontend | state | why |", "|---|---|---|---|"] if failures else []
     for failure in failures:
         why = str(failure.get("why", failure.get("error", ""))).replace("|", "/")
         rows.append(
-            f"| {failure['name']} | {failure['road']} {failure['sizes']} | {failure['state']} "
+            f"| {failure['name']} | {failure['frontend']} {failure['sizes']} | {failure['state']} "
             f"| {why} |"
         )
     return "\n".join(rows)
@@ -826,7 +830,7 @@ def main() -> None:
     listing.add_argument("package", choices=PACKAGES)
     running = commands.add_parser("run")
     running.add_argument("--packages", nargs="+", default=list(PACKAGES), choices=PACKAGES)
-    running.add_argument("--roads", nargs="+", default=["export", "onnx"], choices=FRONTENDS)
+    running.add_argument("--frontends", nargs="+", default=["export", "onnx"], choices=FRONTENDS)
     running.add_argument("--sizes", nargs="+", default=["static"], choices=["static", "dynamic"])
     running.add_argument("--names", nargs="+", help="these models of one package alone")
     running.add_argument(

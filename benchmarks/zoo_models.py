@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A module, its inputs by name, and their extensible axes with names; the first axis of other
-    inputs is a batch.
+    """PyTorch module, its inputs by name, and the extensible axes of each input with the names of
+    their sizes; the first axis of other inputs is a batch.
     """
 
     module: Any

@@ -14,7 +14,7 @@ import ekiden
 
 
 def two_layer_model(features: int = 16, hidden: int = 32, classes: int = 4) -> onnx.ModelProto:
-    """softmax(relu(x @ w1) @ w2) for x of shape (batch, features), batch being a symbol."""
+    """Return softmax(relu(x @ w1) @ w2) in ONNX, for x of shape (batch, features)."""
     random = np.random.default_rng(0)
     weights = {
         "w1": random.standard_normal((features, hidden)).astype("float32"),

@@ -1,4 +1,4 @@
-"""A model behind KServe's own Python server, as its custom predictor.
+"""Serve a model with KServe's Python server, as its custom predictor.
 
 pip install kserve. The program is what a container of an InferenceService starts; there the
 storage initialiser has put the artifact into /mnt/models. Where KServe's server is not wanted,
@@ -28,7 +28,7 @@ PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { nn.softmax(%x) }"
 
 
 class EkidenModel(Model):
-    """An artifact under a name."""
+    """KServe model of an artifact."""
 
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name)
@@ -36,7 +36,7 @@ class EkidenModel(Model):
         self._executable: ekiden.Executable | None = None
 
     def load(self) -> bool:
-        """Read the artifact: before the first request."""
+        """Load the artifact before the first request."""
         self._executable = ekiden.load(self._path)
         self.ready = True
         return True
@@ -44,36 +44,36 @@ class EkidenModel(Model):
     def predict(
         self, payload: InferRequest, headers: object = None, response_headers: object = None
     ) -> InferResponse:
-        """The outputs for the inputs, by name."""
+        """Return the outputs for inputs by name."""
         assert self._executable is not None
-        feeds = {each.name: each.as_numpy() for each in payload.inputs}
+        feeds = {tensor.name: tensor.as_numpy() for tensor in payload.inputs}
         try:
-            found = self._executable(**feeds)
+            results = self._executable(**feeds)
         except ekiden.InputError as error:
             raise InvalidInput(str(error)) from None
-        values = found if isinstance(found, tuple) else (found,)
+        values = results if isinstance(results, tuple) else (results,)
         outputs = []
         for info, value in zip(self._executable.outputs, values, strict=True):
             array = value.numpy()
-            made = InferOutput(info.name, list(array.shape), "FP32")
-            made.set_data_from_numpy(array, binary_data=False)
-            outputs.append(made)
+            output = InferOutput(info.name, list(array.shape), "FP32")
+            output.set_data_from_numpy(array, binary_data=False)
+            outputs.append(output)
         return InferResponse(payload.id or "0", self.name, outputs)
 
 
 def serve_forever(path: Path, port: int) -> None:
-    """What the container runs."""
+    """Run the server, as the container does."""
     model = EkidenModel("soft", path)
     model.load()
     ModelServer(http_port=port, enable_grpc=False, workers=1).start([model])
 
 
 def ask(port: int, x: np.ndarray) -> np.ndarray:
-    """What a client does. Raises OSError while nobody listens."""
-    given = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}
+    """Send rows, and return the outputs; raise OSError while no server listens."""
+    tensor = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v2/models/soft/infer",
-        json.dumps({"inputs": [given]}).encode(),
+        json.dumps({"inputs": [tensor]}).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:
@@ -82,7 +82,7 @@ def ask(port: int, x: np.ndarray) -> np.ndarray:
 
 
 def ask_when_ready(server: subprocess.Popen[bytes], port: int, x: np.ndarray) -> np.ndarray:
-    """The answer of a server that has just been started."""
+    """Return the answer of a server that has just been started, retrying until it listens."""
     while True:
         try:
             return ask(port, x)
@@ -94,7 +94,7 @@ def ask_when_ready(server: subprocess.Popen[bytes], port: int, x: np.ndarray) ->
 
 
 def main() -> None:
-    """A server in a process of its own, without a cluster, and a request."""
+    """Start a server process without a cluster, and send a request."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -105,9 +105,9 @@ def main() -> None:
         server = subprocess.Popen([sys.executable, __file__, str(path), str(port)])
         try:
             x = np.random.default_rng(0).random((3, 4), np.float32)
-            found = ask_when_ready(server, port, x)
-            np.testing.assert_allclose(found, executable(x).numpy(), rtol=1e-6)
-            print("through KServe's server:", found[0].round(3))
+            outputs = ask_when_ready(server, port, x)
+            np.testing.assert_allclose(outputs, executable(x).numpy(), rtol=1e-6)
+            print("through KServe's server:", outputs[0].round(3))
         finally:
             server.terminate()
             server.wait()

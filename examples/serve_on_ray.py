@@ -1,7 +1,7 @@
-"""A model in several processes: Ray Serve starts them, spreads requests and makes batches.
+"""Serve a model with Ray Serve, which starts processes, distributes requests and forms batches.
 
-pip install 'ray[serve]'. On a cluster the same program runs on its machines; the artifact stands
-where each of them reads it.
+pip install 'ray[serve]'. On a cluster the same program runs on its machines; the artifact must be
+readable from each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { nn.softmax(%x) }"
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=32, ray_actor_options={"num_cpus": 0.5})
 class Model:
-    """One artifact in a process of its own."""
+    """Deployment of one artifact in a process of its own."""
 
     def __init__(self, path: str) -> None:
         self._executable = ekiden.load(path)
@@ -32,25 +32,25 @@ class Model:
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.002)
     async def run(self, requests: list[np.ndarray]) -> list[np.ndarray]:
-        """Requests that wait, in one run: the artifact takes any number of rows."""
+        """Run the waiting requests as one batch, as the artifact accepts any number of rows."""
         y = self._executable(np.concatenate(requests)).numpy()
         return np.split(y, np.cumsum([len(x) for x in requests])[:-1])
 
     async def __call__(self, request: Request) -> dict[str, object]:
-        """Rows for rows, as JSON."""
+        """Return the outputs for the rows of a JSON request."""
         x = np.asarray((await request.json())["x"], np.float32)
         return {"y": (await self.run(x)).tolist()}
 
 
 def ask(x: np.ndarray) -> np.ndarray:
-    """What a client does."""
+    """Send rows to the deployment, and return its outputs."""
     body = json.dumps({"x": x.tolist()}).encode()
     with urllib.request.urlopen("http://127.0.0.1:8123/", body) as answer:
         return np.asarray(json.load(answer)["y"], np.float32)
 
 
 def main() -> None:
-    """Two processes, a request, the end."""
+    """Deploy two processes, send a request, and shut down."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.eki"
         executable = ekiden.compile(relay.parse(PROGRAM))
@@ -60,9 +60,9 @@ def main() -> None:
         serve.run(Model.bind(str(path)))
         try:
             x = np.random.default_rng(0).random((3, 4), np.float32)
-            found = ask(x)
-            np.testing.assert_allclose(found, executable(x).numpy(), rtol=1e-6)
-            print("from one of two processes:", found[0].round(3))
+            outputs = ask(x)
+            np.testing.assert_allclose(outputs, executable(x).numpy(), rtol=1e-6)
+            print("from one of two processes:", outputs[0].round(3))
         finally:
             serve.shutdown()
             ray.shutdown()

@@ -24,13 +24,13 @@ generator, which is what the repository has; the site leads such links to the pa
 
 @cache
 def page_text(generator: str) -> str:
-    """Return the text of the page that a generator of PAGES makes."""
+    """Return the text of a page by its generator, a row of PAGES."""
     text: str = runpy.run_path(str(REPOSITORY_ROOT / generator))["page"]()
     return text
 
 
 def write_or_check(texts: Mapping[Path, str], script: str) -> int:
-    """Write the texts of files, or with `--check` only compare them; return the exit status."""
+    """Write files, or with `--check` only compare them; return the exit status."""
     status = 0
     for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:

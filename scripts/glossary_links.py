@@ -1,4 +1,4 @@
-"""Links from the first use of a glossary term on a page to its row of docs/glossary.md.
+"""Linker of the first use of each glossary term on a page to its row of docs/glossary.md.
 
 The hooks of the site (site_pages.py) call `anchor_terms` on the glossary and `link_terms` on other
 pages, both on rendered HTML, so that the files of docs/ stay free of such links.

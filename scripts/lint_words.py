@@ -63,7 +63,9 @@ def lacks_verb(docstring: str) -> bool:
 
 
 def measures(files: Iterator[Path], limits: dict[str, float]) -> list[RuleShare]:
-    """Return the measures of Python files: filler names, then docstrings of functions."""
+    """Return the shares of rule violations in Python files: filler names, then docstrings of
+    functions.
+    """
     names = RuleShare("names that are filler words", limits["names"])
     docstrings = RuleShare("docstrings of functions that lack their verb", limits["docstrings"])
     for path in files:

@@ -1,4 +1,6 @@
-"""Run a notebook's cells the way a notebook does: in order, in one namespace."""
+"""Execution of a notebook's cells, with displayed values and printed output: in order, in one
+namespace.
+"""
 
 from __future__ import annotations
 

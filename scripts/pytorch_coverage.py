@@ -54,8 +54,8 @@ SAMPLE_TIMEOUT_S = 60
 
 
 class OperatorSample(torch.nn.Module):
-    """Module of one operator call, whose tensors are inputs and whose other arguments are
-    constants.
+    """Module that calls one operator, with the sample's tensors as inputs and its other arguments
+    as constants.
     """
 
     def __init__(self, function: Any, arguments: object) -> None:  # noqa: ANN401
@@ -64,11 +64,11 @@ class OperatorSample(torch.nn.Module):
         self.leaves, self.spec = pytree.tree_flatten(arguments)
 
     def input_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return its input tensors."""
+        """Return the sample's input tensors."""
         return tuple(x.detach() for x in self.leaves if isinstance(x, torch.Tensor))
 
     def forward(self, *tensors: torch.Tensor) -> object:
-        """Make the call."""
+        """Call the operator on the input tensors."""
         waiting = iter(tensors)
         leaves = [next(waiting) if isinstance(x, torch.Tensor) else x for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
@@ -107,7 +107,9 @@ def iter_samples(entry: Any, dtype: torch.dtype) -> Iterator[OperatorSample]:  #
 
 
 def check_sample(case: OperatorSample) -> str:
-    """Return what went wrong with a sample; "" if it agrees."""
+    """Run a sample in Ekiden and in PyTorch; return the difference or error as text, "" if they
+    agree.
+    """
     inputs = case.input_tensors()
     expected = case(*(x.clone() for x in inputs))
     if any(x.is_sparse or x.is_complex() for x in inputs):
@@ -197,7 +199,7 @@ def read_results(path: str) -> list[dict[str, Any]]:
 
 
 def page(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the page: how many samples agree, and why the others do not."""
+    """Return the coverage page of results: how many samples agree, and why the others do not."""
     agree, total, rows = Counter[bool](), Counter[bool](), []
     for line in (entry for entry in lines if entry["name"] not in NONDETERMINISTIC_OPERATORS):
         counted = [r for r in line["results"] if not r.startswith("skipped")]

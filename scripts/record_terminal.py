@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 import onnx
-from generate_concepts import example_model
+from generate_stage_pages import example_model
 from generated_files import REPOSITORY_ROOT
 
 RECORDED_COMMANDS = (

@@ -1,4 +1,4 @@
-"""Site pages that are not files of docs/: MkDocs calls these hooks (mkdocs.yml).
+"""Pages of the site that are not files of docs/: MkDocs calls these hooks (mkdocs.yml).
 
 - pages of the API, `api/NAME.md` in the table of contents, are made of the module's docstrings;
 - pages that lie at the root or elsewhere keep lying there (PLACES);

@@ -1,6 +1,6 @@
 """Products and convolutions of bytes as quantisers write them: a grid of small ONNX models.
 
-Shared by tests (which family multiplies, exact results) and benchmarks/integer_products.py.
+Shared by tests (which family multiplies, exact results) and benchmarks/quantized_operators.py.
 """
 
 from __future__ import annotations

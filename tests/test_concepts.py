@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "scripts/generate_concepts.py"
+SCRIPT = Path(__file__).parents[1] / "scripts/generate_stage_pages.py"
 
 
 def test_concept_pages_are_current() -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/report.py: what a kernel loses against its limit, and the page of results."""
+"""benchmarks/performance_report.py: a kernel's loss against its limit, and the page of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what files contain, by the model of `ekiden demo`; first writes it for all languages.
+"""Classify files by content with the model of `ekiden demo`, written by `prepare`.
 
     python examples/python/classify.py prepare FOLDER [WHEEL]
     python examples/python/classify.py FOLDER FILE ...
@@ -23,7 +23,7 @@ from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, download_model, extract_feature
 
 
 def prepare(folder: Path, wheel: Path | None = None) -> None:
-    """Write the model and what a program must know of it."""
+    """Write the model, and the feature sizes and labels that a program needs."""
     with tempfile.TemporaryDirectory() as scratch:
         if wheel is None:
             model, config = download_model(Path(scratch))
@@ -41,7 +41,7 @@ def prepare(folder: Path, wheel: Path | None = None) -> None:
 
 
 def classify(folder: Path, path: Path) -> tuple[str, float]:
-    """The label of a file, and its score."""
+    """Return the label of a file, and its score."""
     sizes, *labels = (folder / "magika.txt").read_text().splitlines()
     begin, end, padding = map(int, sizes.split())
     model = ekiden.load(folder / "magika.eki")

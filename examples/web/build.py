@@ -1,4 +1,4 @@
-"""Writes the page with its model into a folder: `python examples/web/build.py FOLDER [WHEEL]`.
+"""Write the page with its model to a folder: `python examples/web/build.py FOLDER [WHEEL]`.
 
 The model is that of `ekiden demo`, Magika, which pip fetches unless its wheel is given; it is there
 twice, for WebAssembly alone and with kernels of WebGPU. Then any web server serves the folder:
@@ -22,13 +22,13 @@ from ekiden.compiler.options import CompileOptions
 HERE = Path(__file__).parent
 
 
-def _compiled(model: Path, targets: list[str]) -> bytes | memoryview:
-    made = compile_artifact(str(model), CompileOptions(web_targets(targets)))
-    return made if isinstance(made, memoryview) else made.to_bytes()
+def _compile_model(model: Path, targets: list[str]) -> bytes | memoryview:
+    artifact = compile_artifact(str(model), CompileOptions(web_targets(targets)))
+    return artifact if isinstance(artifact, memoryview) else artifact.to_bytes()
 
 
 def build(folder: Path, wheel: Path | None = None) -> None:
-    """Compile, and write page, model, runtime and labels."""
+    """Compile the model, and write page, model, runtime and labels."""
     with tempfile.TemporaryDirectory() as scratch:
         if wheel is None:
             model, config = download_model(Path(scratch))
@@ -36,8 +36,8 @@ def build(folder: Path, wheel: Path | None = None) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 config = json.loads(archive.read(f"{MAGIKA_MODEL_FOLDER}/config.min.json"))
                 model = Path(archive.extract(f"{MAGIKA_MODEL_FOLDER}/model.onnx", scratch))
-        write_web_folder(_compiled(model, []), folder)
-        (folder / "gpu.eki").write_bytes(_compiled(model, ["webgpu"]))
+        write_web_folder(_compile_model(model, []), folder)
+        (folder / "gpu.eki").write_bytes(_compile_model(model, ["webgpu"]))
     for path in HERE.iterdir():
         if path.suffix in (".html", ".css", ".js"):
             shutil.copyfile(path, folder / path.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kept_programs import LIBRARY, PROGRAMS
+from artifact_programs import LIBRARY, PROGRAMS
 
 import ekiden
 from ekiden.runtime.errors import LoadError
@@ -31,7 +31,7 @@ def check(exe: ekiden.Executable, name: str) -> None:
 
 
 def test_current_version_has_release_artifacts() -> None:
-    """`scripts/keep_artifacts.py` writes those of a new minor version, or of a new row."""
+    """`scripts/write_compatibility_artifacts.py` writes those of a new minor version or row."""
     kept = {path.stem for path in (HERE / MINOR).glob("*.eki")}
     assert kept == set(PROGRAMS)
 

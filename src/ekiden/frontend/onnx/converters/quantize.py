@@ -5,7 +5,7 @@ axis or block.
     dequantize  x = (q - z) s                                    in float32, then the scale's dtype
     products    sum (a - za)(b - zb), exactly in int32; requantised by one factor sa sb / sc
 
-8-bit kernels are used where operands suit them (byte_products); the code here is the general form,
+8-bit kernels are used where operands suit them (int8_products); the code here is the general form,
 for any dtypes.
 """
 

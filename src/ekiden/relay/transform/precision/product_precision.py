@@ -12,8 +12,8 @@ them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", those of fl
 on processors without them they stay exact, and so do convolutions that Winograd's method computes
 with fewer products than twice as many at a time make up for. Products whose `out_dtype` is float64
 or an integer take their operands as that, and stay. Tensor cores of devices multiply both small
-types, with sums in float32; of bytes those of one kind alone, which products of uint8 with int8
-become (`byte_products`).
+types, with sums in float32; they take bytes of one signedness only, to which products of uint8 with
+int8 are converted (`int8_products`).
 """
 
 from __future__ import annotations

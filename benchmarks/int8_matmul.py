@@ -1,7 +1,7 @@
-"""uint8 x int8 products as a share of the peak rate of dot products, for each class of processor
-this machine can run, measured in turns in one process.
+"""uint8 x int8 matrix products as a share of the peak rate of dot-product instructions, for each
+processor class that this machine can run.
 
-    python benchmarks/byte_products.py [MxNxK ...] [--rounds 15]
+    python benchmarks/int8_matmul.py [MxNxK ...] [--rounds 15]
 
 The peak is a loop of independent sums of products by the instructions of the class: dot products
 where there are any, else sums of two products of int16 (two products of bytes take as long: another

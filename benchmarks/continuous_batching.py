@@ -1,7 +1,8 @@
-"""Batched generation of many texts, compared with one after the other, on a Llama with random
-weights.
+"""Continuous batching of many generation requests, compared with one request after the other, on a
+Llama with random weights.
 
-    python benchmarks/streams.py --format q4_0 --threads 1 --prompts 16 256 --answers 16 128
+    python benchmarks/continuous_batching.py --format q4_0 --threads 1 --prompts 16 256
+        --answers 16 128
 
 Prompts and answers have lengths between the two numbers. Prints seconds and tokens of answers a
 second of both, and how many times faster all together are; each text is compared with itself alone.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Generate the examples in docs/concepts from a small compiled model: the program before and after
-each stage, and its picture.
+"""Generate the pages of the compiler's stages in docs/concepts from a small compiled model: the
+program before and after each stage, and its picture.
 
-scripts/generate_concepts.py           write the pages and pictures scripts/generate_concepts.py
---check   write nothing; fail if the text of a page is out of date
+    scripts/generate_stage_pages.py           write the pages and pictures
+    scripts/generate_stage_pages.py --check   fail if the text of a page is out of date
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def example_model() -> onnx.ModelProto:
 
 
 class PassSnapshots(PassInstrument):
-    """Pass instrument that keeps the module before and after the first run of a pass."""
+    """Pass instrument that records the module before and after the first run of a pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -87,12 +87,12 @@ class PassSnapshots(PassInstrument):
         self.after: IRModule | None = None
 
     def run_before_pass(self, module: IRModule, info: object) -> None:
-        """Keep the module before the pass."""
+        """Record the module before the pass."""
         if getattr(info, "name", "") == self.name and self.before is None:
             self.before = module
 
     def run_after_pass(self, module: IRModule, info: object) -> None:
-        """Keep the module after the pass."""
+        """Record the module after the pass."""
         if getattr(info, "name", "") == self.name and self.after is None:
             self.after = module
 
@@ -347,7 +347,7 @@ def fill_generated_section(page: Path, text: str) -> str:
     it has exactly one.
     """
     name = page.stem
-    begin, end = f"<!-- {name}: scripts/generate_concepts.py -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: scripts/generate_stage_pages.py -->", f"<!-- end of {name} -->"
     old = page.read_text(encoding="utf-8")
     section = f"{begin}\n{text}\n{end}"
     new, count = re.subn(

@@ -1,6 +1,7 @@
-"""Measure a server of more models than fit in memory: start, first requests, memory.
+"""Latency and memory of a server whose models exceed its memory budget: start, first requests,
+memory.
 
-    python benchmarks/resident_models.py [--models 240] [--resident 200] [--evictions 10000]
+    python benchmarks/model_eviction.py [--models 240] [--resident 200] [--evictions 10000]
 
 It writes `--models` artifacts of 1 MB, serves them on demand with memory for 10 of them,
 and asks `--resident` of them at random. It prints the seconds from the start of the process until

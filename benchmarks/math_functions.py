@@ -1,7 +1,7 @@
-"""Elementwise and row-wise functions, compared with ONNX Runtime: one operator a model, float32,
-one thread.
+"""Elementwise functions and row reductions (softmax, normalisation), compared with ONNX Runtime:
+one operator a model, float32, one thread.
 
-    python benchmarks/functions.py [Tanh Softmax ...]
+    python benchmarks/math_functions.py [Tanh Softmax ...]
 
 Both run in turns in one process and are timed by the thread's own time; a line for each has the
 least and the median of both, and ONNX Runtime's time over Ekiden's. ONNX Runtime writes to memory

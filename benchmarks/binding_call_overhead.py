@@ -1,6 +1,7 @@
-"""The cost of a call with three tensors from each language, and memory growth over many calls.
+"""Call overhead of each language binding with three tensors, and memory growth over many calls.
 
-    python benchmarks/binding_calls.py FOLDER [--calls 1000000] [--npm node_modules] [--only NAME]
+    python benchmarks/binding_call_overhead.py FOLDER [--calls 1000000] [--npm node_modules]
+        [--only NAME]
 
 The model is x * y + z on four numbers, called by position with tensors that are there. Each program
 makes a tenth of the calls, then measures the rest: nanoseconds of one, and how much the resident

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compile the programs of tests/compat/kept_programs.py into tests/compat/MAJOR.MINOR.
+"""Compile the programs of tests/compat/artifact_programs.py into tests/compat/MAJOR.MINOR, for the
+test that later versions load them.
 
 What is there already is left as it is: a release's artifacts are what that release wrote. The
 library is for x86-64 and the oldest C library that wheels run with; the package `ziglang` links it.
@@ -15,7 +16,7 @@ import ekiden
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 COMPATIBILITY_TESTS_FOLDER = REPOSITORY_ROOT / "tests" / "compat"
 sys.path.insert(0, str(COMPATIBILITY_TESTS_FOLDER))
-from kept_programs import LIBRARY, PROGRAMS, TARGETS  # noqa: E402 - found there
+from artifact_programs import LIBRARY, PROGRAMS, TARGETS  # noqa: E402 - found there
 
 GLIBC_2_17_LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
 

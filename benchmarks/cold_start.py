@@ -1,8 +1,8 @@
-"""Time from a model's file to its first answer in fresh processes with empty caches, beside ONNX
-Runtime and OpenVINO.
+"""Cold-start time: from a model's file to its first output in a fresh process with empty caches,
+compared with ONNX Runtime and OpenVINO.
 
-    python benchmarks/first_answer.py MODEL.onnx... [--rounds 3] [--threads 2] [--json FILE]
-    python benchmarks/first_answer.py --manifest models.json --models-cache FOLDER [--only ID ...]
+    python benchmarks/cold_start.py MODEL.onnx... [--rounds 3] [--threads 2] [--json FILE]
+    python benchmarks/cold_start.py --manifest models.json --models-cache FOLDER [--only ID ...]
 
     first     seconds on the clock from the file to the first answer; the import of the engine,
               which a program does before it has a model, is not in it
@@ -45,14 +45,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from first_answer_process import ENGINE_LOADERS, Feed, Figures
+from cold_start_worker import ENGINE_LOADERS, Feed, Figures
 
 PROCESS_TIMEOUT_S = 600
 """How long a process may take."""
 DEFAULT_TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where no manifest says another."""
 PEER_ENGINES = ("onnxruntime", "openvino")
-WORKER_SCRIPT = Path(__file__).with_name("first_answer_process.py")
+WORKER_SCRIPT = Path(__file__).with_name("cold_start_worker.py")
 BYTECODE_DIR = tempfile.TemporaryDirectory()
 """Where Python keeps modules that it has read."""
 
@@ -296,7 +296,7 @@ def summary_lines(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
 
 PAGE_TEMPLATE = """# First answers
 
-Made by `python benchmarks/first_answer.py --manifest models.json --json FILE --page
+Made by `python benchmarks/cold_start.py --manifest models.json --json FILE --page
 docs/first-answers.md`; do not edit.
 
 Each figure is of a fresh process and empty caches, or for the second start of a full one; {threads}

@@ -1,4 +1,6 @@
-"""Other engines on one matrix product, for benchmarks that alternate with them."""
+"""ONNX Runtime and OpenVINO calls of one matrix product, for benchmarks that alternate between
+engines.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models dominated by gathers and scatters, compared with ONNX Runtime in one process.
+"""Models whose time is dominated by gathers and scatters, compared with ONNX Runtime.
 
-    python benchmarks/gathered_models.py [--rounds 12] [--threads 1]
+    python benchmarks/gather_scatter_models.py [--rounds 12] [--threads 1]
 
 deberta: layers of disentangled attention, whose scores take in products with relative positions
 through GatherElements. graph: layers of a graph network, which takes the features of the sources of

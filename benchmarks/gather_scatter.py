@@ -1,7 +1,6 @@
-"""Gathers and scatters of rows and of elements, compared with a copy of as many rows, in one
-process.
+"""Bandwidth of gathers and scatters of rows and of elements, compared with a copy of as many rows.
 
-    python benchmarks/gathers.py [--rounds 8]
+    python benchmarks/gather_scatter.py [--rounds 8]
 
 One thread, thread CPU time, the least of the rounds, turn by turn. GB/s counts what has to be read
 and written, indices among them.

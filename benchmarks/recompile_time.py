@@ -1,6 +1,6 @@
 """Recompilation time after an edit of one line of a Relay model, as in a notebook.
 
-    python benchmarks/edit_time.py [--tier full quick] [--rounds 5] [--size 224]
+    python benchmarks/recompile_time.py [--tier full quick] [--rounds 5] [--size 224]
 
     again     the same model once more
     head      softmax becomes another function: the kernels of the body are found in the cache

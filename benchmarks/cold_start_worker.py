@@ -1,4 +1,4 @@
-"""The measured process of `first_answer.py`: an engine's way from a file to its first answer.
+"""Measured process of `cold_start.py`: an engine's way from a file to its first answer.
 
 It imports little besides: what stands here is in the time of every engine's process.
 """

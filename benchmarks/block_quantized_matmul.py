@@ -1,7 +1,8 @@
 """Matrix products with block-quantized weights, as in LLM decoding: bytes of weights a second
 beside the bandwidth of reading, and multiply-adds a second, by format, rows of data and threads.
 
-    python benchmarks/block_products.py [FORMAT ...] [--rows 1 4 512] [--threads 1 2] [--size 2048]
+    python benchmarks/block_quantized_matmul.py [FORMAT ...] [--rows 1 4 512] [--threads 1 2]
+        [--size 2048]
 
 Weights are [size, size], as many different ones one after the other as `--megabytes` of them hold:
 more than caches do. Bytes are those of the file. The bandwidth is that of reading as many bytes and
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 from matmul_peak import build_kernel, build_read_kernel, cpu_model_name, processor_class_target
-from peers import select_clock
+from peer_engines import select_clock
 
 from ekiden import te
 from ekiden.kernels import FAMILIES, schedule, select_kernel

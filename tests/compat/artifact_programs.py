@@ -1,7 +1,7 @@
-"""Programs of which artifacts are kept for each release, with what they must give.
+"""Programs whose artifacts are stored for each release, with their inputs and expected outputs.
 
-`scripts/keep_artifacts.py` compiles them; `test_kept_artifacts.py` runs what releases have kept.
-Rows are never changed once a release has kept them: a new kind of thing in artifacts is a new row.
+`scripts/write_compatibility_artifacts.py` compiles them; `test_kept_artifacts.py` runs the stored
+artifacts. Rows never change once a release has stored them: a new artifact feature is a new row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Concurrent kernels of one program, and two concurrent callers: the speed-up of each.
 
-    python benchmarks/async.py [MODEL.onnx ...] [--threads 2] [--rounds 30]
+    python benchmarks/concurrent_kernels.py [MODEL.onnx ...] [--threads 2] [--rounds 30]
 
 For each program the least time of a run, one kernel after another and independent kernels at the
 same time, both on all threads, in turn. Then, for the first, the median and 99th-percentile times

@@ -1,4 +1,4 @@
-"""The cost of a virtual machine run from Python, including its tensors.
+"""Call overhead of a virtual machine run from Python, including the creation of its tensors.
 
 The calls of functions are in call_overhead.py.
 """

@@ -1,6 +1,6 @@
-"""The cost of the virtual machine: each simple instruction, each call of a kernel, each node.
+"""Overhead of the virtual machine: each simple instruction, each call of a kernel, each node.
 
-    python benchmarks/vm.py [--threads 1]
+    python benchmarks/vm_overhead.py [--threads 1]
 
 The first table is of programs in bytecode that repeat one instruction 1,000 times, less one that
 does not; times are minima over rounds in which all of them take turns. The second is of a chain of

@@ -1,11 +1,11 @@
 """Report of real models: the share of its limit that each kernel reaches, and the documentation's
 results page.
 
-    python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
-                                        [--top 10] [--json KERNELS]
-    python benchmarks/report.py kernels --manifest models.json [--only ID ...]
-    python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]
-                                     [--threads N ...] [--note TEXT] [--name NAME]
+    python benchmarks/performance_report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...]
+        [--threads N] [--top 10] [--json KERNELS]
+    python benchmarks/performance_report.py kernels --manifest models.json [--only ID ...]
+    python benchmarks/performance_report.py page COMPARED.json ... [--kernels KERNELS ...]
+        [--out docs] [--threads N ...] [--note TEXT] [--name NAME]
 
 `kernels` runs each model under `exe.profile`, takes the least time of each kernel call over the
 rounds, and holds it against what the machine does at best, measured in the same process:
@@ -81,7 +81,9 @@ class MachineLimits:
 
 
 class KernelLoss(NamedTuple):
-    """A kernel of a model: its calls on one set of shapes, and the seconds beyond its limit."""
+    """Kernel of a model with its time beyond the roofline limit: its calls on one set of shapes,
+    and the seconds beyond its limit.
+    """
 
     model: str
     row: ReportRow
@@ -90,7 +92,7 @@ class KernelLoss(NamedTuple):
     bound: str
 
     def record(self) -> Record:
-        """Return it as JSON values."""
+        """Return the loss as JSON values."""
         return {
             "model": self.model,
             "kernel": self.row.name,
@@ -379,7 +381,8 @@ def _plot_limit_shares(axis: Axis, layers: Sequence[Record]) -> None:
 PAGE_TEMPLATE = """\
 # Performance
 
-Made by `python benchmarks/report.py page` from measurements of one machine; do not edit.
+Made by `python benchmarks/performance_report.py page` from measurements of one machine; do not
+edit.
 
 Models run as they come, without tuning. The engines take turns, each in a process of its own; the
 time is the median over rounds, of a call from Python with NumPy arrays. What is over 1 in the last

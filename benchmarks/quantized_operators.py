@@ -1,7 +1,7 @@
-"""Integer convolutions and products in every form that quantizers write, compared with ONNX
-Runtime.
+"""Quantized convolutions and matrix products in every form that quantizers write (QDQ, QLinear,
+integer operators), compared with ONNX Runtime.
 
-    python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
+    python benchmarks/quantized_operators.py [--only REGEX] [--seconds 0.15] [--target TARGET]
         [--threads 1]
 
 The grid: signs of data and weights, zero points, per-channel scales, strides, dilations, groups,
@@ -43,7 +43,7 @@ from ekiden.runtime import num_threads
 from ekiden.target import Target
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from byte_products import build_kernel
+from int8_matmul import build_kernel
 
 from integer_grid import Case, families_of, grid
 from onnx_runtime import EXACT

@@ -1,4 +1,6 @@
-"""Detection of results that depend on the order of equal numbers, for the zoo (zoo.py)."""
+"""Detection of results that depend on the order of equal numbers (ties in top-k, sort and argmax),
+for the model zoo (zoo.py).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ _SELECTION_ARGS = {"topk": ("k", "dim", "largest"), "sort": ("dim", "descending"
 
 
 def has_ties(model: ZooModel) -> bool:
-    """Return whether PyTorch selected or sorted adjacent equal numbers, whose order is unspecified:
-    random weights saturate box scores.
+    """Return whether PyTorch selected from or sorted adjacent equal numbers, whose order is
+    unspecified: random weights saturate box scores.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,7 +1,7 @@
 """Models on single devices, and on those that devices="auto" selects, measured in turns with
 results fetched.
 
-python benchmarks/devices.py opencl          the host, opencl(0), and what was chosen
+python benchmarks/device_selection.py opencl          the host, opencl(0), and what was chosen
 """
 
 from __future__ import annotations
