@@ -38,9 +38,9 @@ from zlib import crc32
 import numpy as np
 
 from ekiden import llm
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.gguf import write_gguf
 from ekiden.llm.safetensors import write_safetensors
-from ekiden.llm.weights import Weight
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 
 LLAMA_CONFIG: Mapping[str, Any] = {

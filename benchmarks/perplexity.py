@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import llm
-from ekiden.llm.files import open_checkpoint
-from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.llm.checkpoint import Checkpoint, Weight
+from ekiden.llm.checkpoint_files import open_checkpoint
 
 EVALUATION_TEXT = """\
 Alice was beginning to get very tired of sitting by her sister on the bank, and of having \

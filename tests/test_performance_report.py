@@ -17,7 +17,7 @@ from ekiden.runtime.profile.report import MachinePeak, ReportRow, profile
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "report.py"
+    path = Path(__file__).parent.parent / "benchmarks" / "performance_report.py"
     spec = importlib.util.spec_from_file_location("performance_report", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -13,9 +13,9 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.gguf_file import GGUFFile, write_gguf
 from ekiden.llm.safetensors import SafetensorsFile, write_safetensors
-from ekiden.llm.weights import Weight
 from ekiden.relay import op
 from ekiden.runtime.errors import EkidenError, LoadError
 

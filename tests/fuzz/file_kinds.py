@@ -21,6 +21,7 @@ import numpy as np
 from case_kinds import Kind, Loader
 from mutation import json_text, mutate_bytes, mutate_json
 
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.gguf_file import write_gguf
 from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
@@ -28,7 +29,6 @@ from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.safetensors import SafetensorsFile, write_safetensors
 from ekiden.llm.stop_filter import StopFilter
 from ekiden.llm.token_trie import TokenTrie
-from ekiden.llm.weights import Weight
 from ekiden.micro import generate_project
 from ekiden.runtime.errors import InputError
 from ekiden.tune.records import Records
@@ -214,7 +214,7 @@ TOKENIZERS = (_PLAIN, _PLAIN, _UNIGRAM, _UNIGRAM, _WORDS, _WORDS, TOKENIZER)
 
 
 def _tokenizers() -> tuple[Any, Loader]:
-    from ekiden.llm.text import Tokenizer  # needs an extra
+    from ekiden.llm.tokenizer import Tokenizer  # needs an extra
 
     folder = _folder()
 

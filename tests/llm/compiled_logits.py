@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.llm.architectures import read_config
+from ekiden.llm.checkpoint import Checkpoint
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.decoder_config import read_config
 from ekiden.runtime.vm import VirtualMachine
 
 CONTEXT = 64

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_models import Memory
 
-from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.decoder_config import DecoderConfig, read_config
 from ekiden.llm.rope import RopeParameters
 
 Floats = NDArray[np.float64]

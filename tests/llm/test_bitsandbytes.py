@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.quantized_weights import with_decoded_weights
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from ekiden.llm.answer_parser import AnswerDelta
-from ekiden.llm.channel_parser import ChannelParser
 from ekiden.llm.conversation import open_conversation
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.harmony_parser import HarmonyParser
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.llm.tool_formats import ToolCall
 from ekiden.runtime.errors import InputError
 
@@ -38,7 +38,7 @@ def joined(deltas: list[AnswerDelta]) -> list[tuple[str, object]]:
 
 
 def parse(text: str, step: int, functions: tuple[str, ...] = ("f",)) -> list[tuple[str, object]]:
-    parser = ChannelParser(functions)
+    parser = HarmonyParser(functions)
     deltas = [
         delta for at in range(0, len(text), step) for delta in parser.feed(text[at : at + step])
     ]

@@ -14,7 +14,7 @@ from tiny_models import config_of, tiny
 from ekiden import llm
 from ekiden.llm.chat_template import render_chat
 from ekiden.llm.safetensors import write_safetensors
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.serve.config import ModelConfig, TextConfig
 from ekiden.serve.decoders import DecoderTextModel

@@ -17,7 +17,7 @@ from tiny_models import tiny
 from ekiden import cli, llm
 from ekiden.cli import chat as chat_command
 from ekiden.cli import generate as generate_command
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError
 
 pytest.importorskip("jinja2", reason="the package jinja2 renders templates")

@@ -15,7 +15,7 @@ from tiny_models import tiny
 
 from ekiden import llm
 from ekiden.llm.conversation import open_conversation
-from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError
 from ekiden.serve.decoders import DecoderTextModel
 from ekiden.serve.text import Message, RequestEngine, Sampling, TextRequest

@@ -12,10 +12,10 @@ from reference_decoder import Reference
 from tiny_models import CONFIGS, Memory, config_of, plain, tiny
 
 from ekiden import llm
-from ekiden.llm.architectures import DECODER_ARCHITECTURES, read_config
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.decoder import CacheLayout, decoder_module
+from ekiden.llm.decoder_config import DECODER_ARCHITECTURES, read_config
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
 from long_runs import alike
 

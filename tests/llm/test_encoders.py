@@ -12,9 +12,9 @@ from families import randomize
 from tiny_models import Memory
 
 from ekiden import llm
+from ekiden.llm.checkpoint_files import open_checkpoint
 from ekiden.llm.encoder import read_encoder_config
 from ekiden.llm.encoder_models import batches_of_lengths
-from ekiden.llm.files import open_checkpoint
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
 
 pytest.importorskip("transformers", reason="states are compared with those of transformers")

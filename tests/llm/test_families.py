@@ -12,9 +12,9 @@ from families import FAMILIES, SIZES, random_model, randomize, save_family
 from tiny_models import Memory, plain
 
 from ekiden import llm
-from ekiden.llm.architectures import read_config
-from ekiden.llm.files import open_checkpoint
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.checkpoint import Checkpoint
+from ekiden.llm.checkpoint_files import open_checkpoint
+from ekiden.llm.decoder_config import read_config
 from ekiden.runtime.errors import InputError, UnsupportedError
 
 IDS = np.random.default_rng(1).integers(0, 97, 24)

@@ -19,7 +19,7 @@ from tiny_models import Memory, config_of, plain, tiny
 from ekiden import cli, llm
 from ekiden.llm.page_allocator import PageAllocator
 from ekiden.llm.safetensors import write_safetensors
-from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError, RunError
 from long_runs import alike
 

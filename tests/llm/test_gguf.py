@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ekiden.llm import gguf_file
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.generation_config import read_sampling_defaults
 from ekiden.llm.gguf import GGUFCheckpoint, GGUFFile, write_gguf
 from ekiden.llm.gguf_architectures import ARCHITECTURE_ROWS, GGUFArchitecture
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 from long_runs import sizes

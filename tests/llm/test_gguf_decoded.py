@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ekiden.llm import gguf_decoded, gguf_file
-from ekiden.llm.gguf_decoded import DECODED_TYPES, DecodedType
+from ekiden.llm import gguf_dequantize, gguf_file
+from ekiden.llm.checkpoint import Weight
+from ekiden.llm.gguf_dequantize import DECODED_TYPES, DecodedType
 from ekiden.llm.gguf_file import GGUFFile, write_gguf
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 
 gguf = pytest.importorskip("gguf", reason="numbers are compared with those of the package gguf")
@@ -81,6 +81,6 @@ def test_a_grid_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch)
         raise ModuleNotFoundError(name)
 
     row = DECODED_TYPES[16]
-    monkeypatch.setattr(gguf_decoded, "import_module", no_package)
+    monkeypatch.setattr(gguf_dequantize, "import_module", no_package)
     with pytest.raises(LoadError, match="'w': the grid of iq2_xxs .*: pip install gguf"):
         row.decode("w", random_blocks(row, 1, 1))

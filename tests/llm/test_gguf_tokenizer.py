@@ -10,10 +10,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 import pytest
 
-from ekiden.llm.files import find_tokenizer
+from ekiden.llm.checkpoint_files import find_tokenizer
 from ekiden.llm.gguf import GGUFCheckpoint, write_gguf
 from ekiden.llm.gguf_tokenizer import merge_pairs
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import LoadError
 
 tokenizers: Any = pytest.importorskip("tokenizers", reason="needs the package tokenizers")

@@ -12,8 +12,8 @@ from tiny_models import tiny
 from ekiden import llm
 from ekiden.llm.grammar import LazyGrammar
 from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
-from ekiden.llm.text import Tokenizer
 from ekiden.llm.token_trie import TokenTrie
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError
 from ekiden.serve.decoders import DecoderTextModel
 from ekiden.serve.text import Message, Sampling

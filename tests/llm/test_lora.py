@@ -12,9 +12,9 @@ from reference_decoder import Reference
 from tiny_models import Memory, plain, tiny
 
 from ekiden import llm
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.lora import AdaptedCheckpoint
 from ekiden.llm.safetensors import write_safetensors
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, LoadError, UnsupportedError
 
 QUERY = "model.layers.0.self_attn.q_proj"

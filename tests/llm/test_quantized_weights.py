@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ekiden.llm.files import open_checkpoint
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.checkpoint import Checkpoint
+from ekiden.llm.checkpoint_files import open_checkpoint
 from ekiden.runtime.errors import LoadError, UnsupportedError
 
 ROWS, COLUMNS, GROUP = 16, 128, 64

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tiny_models import config_of
 
 from ekiden.llm import safetensors
-from ekiden.llm.architectures import read_config
+from ekiden.llm.checkpoint import Weight
+from ekiden.llm.decoder_config import read_config
 from ekiden.llm.safetensors import SafetensorsCheckpoint, SafetensorsFile, write_safetensors
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 from long_runs import sizes
 

@@ -12,8 +12,8 @@ from families import FAMILIES, SIZES, randomize, save_family
 from tiny_models import Memory, plain
 
 from ekiden import llm
-from ekiden.llm.exact_blocks import mxfp4_weight
-from ekiden.llm.files import open_checkpoint
+from ekiden.llm.checkpoint_files import open_checkpoint
+from ekiden.llm.lossless_blocks import mxfp4_weight
 from ekiden.llm.stacked_experts import StackedExperts
 from ekiden.runtime.errors import LoadError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError
 
 pytest.importorskip("tokenizers", reason="needs the package tokenizers")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ekiden.llm.files import open_checkpoint
+from ekiden.llm.checkpoint_files import open_checkpoint
 from ekiden.llm.torch_file import TorchFile
 from ekiden.runtime.errors import LoadError
 

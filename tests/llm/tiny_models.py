@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import Weight
+from ekiden.llm.checkpoint import Weight
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -82,7 +82,7 @@ def plain(name: str, values: NDArray[Any]) -> Weight:
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that a checkpoint of this configuration has."""
-    from ekiden.llm.architectures import read_config
+    from ekiden.llm.decoder_config import read_config
 
     c = read_config(config)
     names, width = c.names, c.heads * c.depth

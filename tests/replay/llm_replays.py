@@ -9,9 +9,9 @@ from replay_programs import Program
 from tiny_models import tiny
 
 from ekiden.ir.module import IRModule
-from ekiden.llm.architectures import read_config
 from ekiden.llm.decoder import CacheLayout, decoder_module
-from ekiden.llm.program import build_generation_program
+from ekiden.llm.decoder_config import read_config
+from ekiden.llm.generation_program import build_generation_program
 
 
 def decoder(name: str, cache: str) -> IRModule:

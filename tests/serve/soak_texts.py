@@ -79,7 +79,7 @@ def serve(folder: str) -> None:
 
     from ekiden import llm
     from ekiden.llm.engine import Engine
-    from ekiden.llm.text import Tokenizer
+    from ekiden.llm.tokenizer import Tokenizer
     from ekiden.serve import ModelConfig, Server
     from ekiden.serve.decoders import DecoderTextModel
     from ekiden.serve.routes import Route

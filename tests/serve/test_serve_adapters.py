@@ -11,7 +11,7 @@ from soak_texts import TEMPLATE, ByteTokenizer
 from toy_text import Echo
 
 from ekiden import llm
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.serve import ModelConfig
 from ekiden.serve.config import TextConfig, read_model_config
 from ekiden.serve.decoders import DecoderTextModel

@@ -17,7 +17,7 @@ from soak_texts import TEMPLATE, ByteTokenizer
 from toy_text import Lengths
 
 from ekiden import llm
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.serve.decoders import DecoderTextModel
 
 openai = pytest.importorskip("openai", reason="the package openai asks the server")

@@ -1,4 +1,4 @@
-"""Answers in parts while they are made: reasoning, content and calls of functions.
+"""Streaming parser of a model's answer into reasoning, content and tool calls.
 
 One state machine over text:
 
@@ -91,7 +91,7 @@ class AnswerParser:
         return deltas
 
     def _leave_start(self, is_last: bool) -> None:
-        """Enter the state that the first characters of the answer determine."""
+        """Choose the first state from the first characters of the answer."""
         text = self._held.lstrip()
         begins = [REASONING_BEGIN] if self._has_reasoning else []
         if not is_last and any(begin.startswith(text) for begin in begins):
@@ -110,7 +110,7 @@ class AnswerParser:
     def _read_text(
         self, deltas: list[AnswerDelta], kind: str, mark: str, next_state: str, is_last: bool
     ) -> None:
-        """Pass text on up to a mark, and change the state there."""
+        """Emit text up to a delimiter, and change the state there."""
         if self._strips:
             self._held = self._held.lstrip()
         at = self._held.find(mark) if mark else -1
@@ -131,7 +131,7 @@ class AnswerParser:
             deltas.append(AnswerDelta(kind, text))
 
     def _read_calls(self, deltas: list[AnswerDelta], is_last: bool) -> None:
-        """Parse a body of calls once it is complete."""
+        """Parse a section of tool calls once it is complete."""
         assert self._form is not None
         end = self._form.end
         at = self._held.find(end) if end else -1

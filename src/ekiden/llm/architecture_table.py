@@ -1,4 +1,4 @@
-"""The table of decoder architectures: a row for each family."""
+"""Table of decoder architectures by their name in `config.json`: a row for each family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ekiden.llm.architecture_row import (
+from ekiden.llm.config_validation import read_float, read_integer, read_size
+from ekiden.llm.decoder_architecture import (
     CheckpointNames,
     Config,
     DecoderArchitecture,
@@ -15,7 +16,6 @@ from ekiden.llm.architecture_row import (
     ExpertNames,
     layer_windows,
 )
-from ekiden.llm.config_numbers import read_float, read_integer, read_size
 from ekiden.runtime.errors import ImportModelError
 
 __all__ = ["DECODER_ARCHITECTURES"]
@@ -155,7 +155,7 @@ def _smollm3_windows(config: Config, count: int) -> tuple[int, ...]:
 
 
 def _smollm3_rope_layers(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """Return the layers that have a rope: those with a 1 in `no_rope_layers`."""
+    """Return which layers apply RoPE: those with a 1 in `no_rope_layers`."""
     flags = config.get("no_rope_layers")
     if flags is None:
         every = read_integer(config, "no_rope_layer_interval", 4)
@@ -199,7 +199,7 @@ def _deepseek_shared_inner(config: Config) -> int:
 
 
 def _deepseek_score_factor(config: Config, depth: int) -> float:
-    """Return the factor of scores, which YaRN changes for latent attention."""
+    """Return the scale of attention scores, which YaRN changes for latent attention."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = 1.0
     if isinstance(settings, Mapping) and settings.get("mscale_all_dim"):

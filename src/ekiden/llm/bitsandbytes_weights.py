@@ -1,4 +1,5 @@
-"""Weights that bitsandbytes quantised: 4 bits by a table (nf4, fp4), and int8 with scales of rows.
+"""Decoder of weights quantised by bitsandbytes: 4 bits by a table (nf4, fp4), and int8 with scales
+of rows.
 
     NAME.weight                 uint8 [n / 2, 1]: two numbers a byte, the upper bits first
     NAME.weight.absmax          of each block of numbers: float32, or uint8 with double quantisation
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import Weight, tensor_bytes
+from ekiden.llm.checkpoint import Weight, tensor_bytes
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["BITSANDBYTES_ENDS", "BITSANDBYTES_MARKS", "decode_bitsandbytes"]
@@ -51,7 +52,7 @@ def decode_bitsandbytes(name: str, arrays: Arrays) -> Weight:
 
 
 def _read_state(name: str, raw: NDArray[Any]) -> Mapping[str, Any]:
-    """Return the description of a weight. Raises LoadError."""
+    """Parse the quantisation state of a weight. Raises LoadError."""
     try:
         state = json.loads(np.asarray(raw, np.uint8).tobytes())
     except (ValueError, RecursionError) as error:
@@ -69,7 +70,7 @@ def _positive(name: str, state: Mapping[str, Any], key: str) -> int:
 
 
 def _decode_table(name: str, state: Mapping[str, Any], arrays: Arrays) -> Weight:
-    """Return the numbers of a table times the scales of blocks."""
+    """Dequantise 4-bit codes by a lookup table and block scales (nf4, fp4)."""
     shape = state.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
         raise LoadError(f"'{name}': its state: 'shape': sizes expected, got {shape!r}")
@@ -89,7 +90,7 @@ def _decode_table(name: str, state: Mapping[str, Any], arrays: Arrays) -> Weight
 
 
 def _block_scales(name: str, state: Mapping[str, Any], arrays: Arrays) -> NDArray[np.float32]:
-    """Return the scale of each block, which may be quantised itself."""
+    """Return the scale of each block, which may itself be quantised (double quantisation)."""
     stored = np.asarray(arrays("weight.absmax")).reshape(-1)
     if stored.dtype != np.uint8:
         return stored.astype(np.float32)

@@ -1,4 +1,4 @@
-"""A conversation's answer in Python: an iterator over its parts, also for `async for`."""
+"""Chat completions in Python: an iterator over its parts, also for `async for`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ekiden.llm.answer_parser import AnswerDelta
 from ekiden.llm.conversation import Conversation
-from ekiden.llm.text import Detokenizer
+from ekiden.llm.tokenizer import Detokenizer
 from ekiden.llm.tool_formats import ToolCall
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ __all__ = ["ChatAnswer"]
 
 
 class ChatAnswer:
-    """Answer to a conversation: an iterator over what it gains, text or calls of functions. It is
-    made while it is iterated; `async for` leaves the event loop free meanwhile.
+    """Answer to a conversation, as an iterator over its deltas, text or tool calls. It is generated
+    while it is iterated; `async for` does not block the event loop.
     """
 
     def __init__(self, stream: Stream, conversation: Conversation) -> None:
@@ -40,7 +40,7 @@ class ChatAnswer:
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens were made."""
+        """Return the number of generated tokens."""
         return len(self._stream.tokens)
 
     def __iter__(self) -> Iterator[AnswerDelta]:
@@ -71,7 +71,7 @@ class ChatAnswer:
         self.finish = self.finish or "closed"
 
     def read(self) -> str:
-        """Return the whole content, once the answer is over."""
+        """Return the whole content after the end of the generation."""
         for _ in self:
             pass
         return self.text

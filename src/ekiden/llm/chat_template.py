@@ -1,4 +1,5 @@
-"""Chat templates: Jinja with the functions that transformers gives to templates.
+"""Rendering of chat templates (Jinja): Jinja with the functions that transformers gives to
+templates.
 
     tools and documents, None where there are none; tojson, which leaves letters as they are;
     raise_exception, strftime_now; {% break %} and {% continue %}; {% generation %}, which marks an
@@ -55,8 +56,8 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
-    are variables.
+    """Render messages by a chat template, up to the position at which the answer begins. Special
+    tokens of the settings ("eos_token") are variables.
 
     Args:
         template: The Jinja source.
@@ -98,7 +99,9 @@ def _jinja_environment() -> Any:  # noqa: ANN401  # of a package that is loaded 
         raise LoadError(text) from error
 
     class GenerationTag(ext.Extension):  # type: ignore[misc, name-defined]
-        """A tag `{% generation %}answer{% endgeneration %}`, which marks answers for training."""
+        """Jinja extension for `{% generation %}answer{% endgeneration %}`, which marks answers for
+        training.
+        """
 
         tags = frozenset(("generation",))
 

@@ -1,4 +1,4 @@
-"""A conversation ready to be answered: its tokens, and how the answer is read.
+"""Conversation rendered and tokenised for generation: its tokens, and how the answer is read.
 
 The chat template decides: whether it has tools and the form of calls, whether answers begin with
 reasoning, and whether the prompt has begun that already.
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ekiden.llm.answer_parser import REASONING_BEGIN, REASONING_END, AnswerParser
-from ekiden.llm.channel_parser import (
+from ekiden.llm.chat_template import find_chat_template, render_chat
+from ekiden.llm.harmony_parser import (
     CHANNEL_MARKS,
     FINAL_HEADER,
-    ChannelParser,
+    HarmonyParser,
     has_channels,
 )
-from ekiden.llm.chat_template import find_chat_template, render_chat
 from ekiden.llm.json_schema import json_object_pattern, json_schema_pattern
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.llm.tool_formats import ToolFormat, find_tool_format
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -33,7 +33,7 @@ TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generatio
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Conversation as tokens, up to where its answer begins."""
+    """Prompt tokens of a conversation, with the format in which its answer is parsed."""
 
     tokens: list[int]
     form: ToolFormat | None
@@ -52,16 +52,16 @@ class Conversation:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the texts that tell parts apart, which may be special tokens."""
+        """Return the delimiters between the parts of an answer, which may be special tokens."""
         if self.in_channels:
             return CHANNEL_MARKS
         calls = () if self.form is None else (self.form.begin, self.form.end)
         return (REASONING_BEGIN, REASONING_END, *filter(None, calls))
 
     def parser(self) -> AnswerParser:
-        """Return a parser of the answer."""
+        """Return a streaming parser of the answer."""
         if self.in_channels:
-            return ChannelParser(self.functions, state=self.state)
+            return HarmonyParser(self.functions, state=self.state)
         return AnswerParser(
             self.form, self.functions, has_reasoning=self.has_reasoning, state=self.state
         )
@@ -75,7 +75,8 @@ def open_conversation(
     is_constrained: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """Render messages and find how their answer is read.
+    """Render and tokenise messages, and choose the tool-call format, grammar and parser of their
+    answer.
 
     Args:
         tokenizer: The model's, with its chat template.
@@ -131,13 +132,13 @@ def is_conversation(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
-    """Return whether the arguments of a function have to be of its schema."""
+    """Return whether a function's arguments must conform to its schema (`"strict": true`)."""
     return tool["function"].get("strict") is True
 
 
 def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: str) -> str:
-    """Return the pattern of one call. Raises InputError for a form that cannot be forced, or
-    parameters that are no schema that a grammar holds.
+    """Return the pattern of exactly one tool call. Raises InputError for a form that cannot be
+    forced, or parameters that are no schema that a grammar holds.
     """
     if not form.frame:
         raise InputError(f"'tool_choice': calls in the form '{form.name}' cannot be forced")
@@ -151,7 +152,7 @@ def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: 
 
 
 def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the pattern of answers whose calls, if there are any, are of their schemas. Raises
+    """Return the pattern of answers in which every tool call conforms to its schema. Raises
     InputError for a form that no grammar holds, and parameters that are no such schema.
     """
     if not form.frame:
@@ -193,5 +194,5 @@ def _tool_call_pattern(
 
 
 def _literal(text: str) -> str:
-    """Return the pattern of a text alone."""
+    """Escape a text as a pattern."""
     return re.escape(text).replace(r"\ ", " ")

@@ -1,4 +1,4 @@
-"""A decoder as a single Relay module: all of its tokens, of any number of sequences, over a cache.
+"""Relay module of a decoder: all of its tokens, of any number of sequences, over a cache.
 
     def @forward(%cache, %ids, %sequences, %positions, %tables, %picks) -> (logits, %cache)
 
@@ -26,7 +26,8 @@ from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.kernels.attention.kv_layout import CachePlane
-from ekiden.llm.architectures import ALIBI_DEPTH, DecoderConfig, alibi_slopes
+from ekiden.llm.checkpoint import Checkpoint, Weight
+from ekiden.llm.decoder_config import ALIBI_DEPTH, DecoderConfig, alibi_slopes
 from ekiden.llm.decoder_layers import (
     ACTIVATION_FUNCTIONS,
     DecoderLayers,
@@ -37,9 +38,8 @@ from ekiden.llm.decoder_layers import (
 )
 from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
-from ekiden.llm.lora_products import AdapterProducts, AdapterSet
+from ekiden.llm.multi_lora import AdapterProducts, AdapterSet
 from ekiden.llm.rope import RopeParameters
-from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import (
     Expr,
@@ -68,7 +68,7 @@ MAX_LISTED_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Layout of the KV cache: tokens per page, dtype, and pages per block."""
+    """Layout of the paged KV cache: tokens per page, dtype, and pages per block."""
 
     page: int = 64
     dtype: str = "float32"
@@ -87,8 +87,9 @@ def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> t
 
 @dataclass(frozen=True, slots=True)
 class TokenVariables:
-    """Input variables of a call: token ids, sequences, positions, page tables, the numbers of the
-    sequences' adapters where a program has some, and the rows whose logits are wanted.
+    """Input variables of a forward call, which describe its tokens: token ids, sequences,
+    positions, page tables, the numbers of the sequences' adapters where a program has some, and the
+    rows whose logits are wanted.
     """
 
     ids: Var
@@ -114,7 +115,7 @@ class TokenVariables:
 
     @property
     def as_parameters(self) -> tuple[Var, ...]:
-        """Return them as parameters."""
+        """Return the variables as function parameters."""
         adapters = () if self.adapters is None else (self.adapters,)
         return (self.ids, self.sequences, self.positions, self.tables, *adapters, self.picks)
 
@@ -146,7 +147,9 @@ class _ForwardBuilder:
         return var
 
     def build(self, has_head: bool = True) -> Function:
-        """Return the whole function, of logits or of the hidden states that a head reads."""
+        """Return the forward function, whose result is logits or the hidden states before
+        the head.
+        """
         config, names = self.config, self.config.names
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
@@ -214,7 +217,7 @@ class _ForwardBuilder:
         tokens: TokenVariables,
         rotation: tuple[Var, Var] | None,
     ) -> tuple[Var, Var]:
-        """Return the results of one layer: the hidden state and the cache."""
+        """Emit one decoder layer: the hidden state and the cache."""
         config, tensors, names = self.config, self.parts, self.config.names
         prefix = names.layer.format(n)
         normed: Expr = x
@@ -345,8 +348,8 @@ class _ForwardBuilder:
         return op.concatenate([both, values], axis=1)
 
     def _with_distance_biases(self, projected: Expr, positions: Var) -> Expr:
-        """Return queries, keys and values with ALIBI_DEPTH further numbers each, which make a score
-        greater by the slope of its head times the position of its key (ALiBi).
+        """Append ALIBI_DEPTH elements to each query, key and value, which add slope * key position
+        to the attention score (ALiBi).
         """
         config = self.config
         heads, keys = config.heads, slice(config.heads, config.heads + config.groups)
@@ -365,7 +368,7 @@ class _ForwardBuilder:
         return op.concatenate([projected, further], axis=2)
 
     def _head_norm(self, x: Expr, name: str, heads: int) -> Expr:
-        """Return queries or keys [n, heads, depth] normalised."""
+        """Return queries or keys [n, heads, depth] normalised per head (QK norm)."""
         depth = self.config.depth
         if self.config.qk_norm == "row":
             flat = op.reshape(x, (-1, heads * depth))
@@ -395,17 +398,17 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
     """Apply rotary embedding to [n, heads, depth]."""
     cosines, sines = rotation
     pairs = len(rope.frequencies)
-    turning = 2 * pairs
-    unrotated = [slice_axis(x, turning, depth, 2)] if turning < depth else []
-    halves = [slice_axis(x, 0, pairs, 2), slice_axis(x, pairs, turning, 2)]
+    rotated_depth = 2 * pairs
+    unrotated = [slice_axis(x, rotated_depth, depth, 2)] if rotated_depth < depth else []
+    halves = [slice_axis(x, 0, pairs, 2), slice_axis(x, pairs, rotated_depth, 2)]
     # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
-        halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
+        halves = [op.strided_slice(x, [at], [rotated_depth], [2], axes=[2]) for at in (0, 1)]
     first, second = halves
     first_rotated = op.subtract(op.multiply(first, cosines), op.multiply(second, sines))
     right = op.add(op.multiply(second, cosines), op.multiply(first, sines))
     if rope.interleaved:
-        both: Expr = op.reshape(op.stack([first_rotated, right], axis=3), (0, 0, turning))
+        both: Expr = op.reshape(op.stack([first_rotated, right], axis=3), (0, 0, rotated_depth))
         return op.concatenate([both, *unrotated], axis=2) if unrotated else both
     return op.concatenate([first_rotated, right, *unrotated], axis=2)
 
@@ -427,7 +430,7 @@ def decoder_module(
     has_head: bool = True,
     adapters: AdapterSet | None = None,
 ) -> IRModule:
-    """Return the module of a decoder.
+    """Return the Relay module of a decoder.
 
     Args:
         checkpoint: The tensors.

@@ -1,6 +1,4 @@
-"""Relay expressions of a decoder's layers: linear, embedding and norm over a checkpoint's
-tensors.
-"""
+"""Relay builders of a decoder's layers: linear, embedding and norm over a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.architectures import DecoderConfig
-from ekiden.llm.lora_products import AdapterProducts
+from ekiden.llm.checkpoint import Checkpoint, Weight
+from ekiden.llm.decoder_config import DecoderConfig
+from ekiden.llm.multi_lora import AdapterProducts
 from ekiden.llm.tensor_reader import UNQUANTIZED_FORMATS, TensorReader, dequantize, format_shape
-from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.runtime.errors import ImportModelError
@@ -50,11 +48,13 @@ class DecoderLayers(TensorReader):
 
     @property
     def unused_tensors(self) -> list[str]:
-        """Return the tensors that were not used, except those that change nothing."""
+        """Return the checkpoint's tensors that no layer has read, except those known to be
+        redundant.
+        """
         return [name for name in self.unread if not self._is_ignored(name)]
 
     def _is_ignored(self, name: str) -> bool:
-        """Return whether a tensor changes nothing: masks, frequencies, biases of 0, what predicts
+        """Return whether a tensor is redundant: masks, frequencies, biases of 0, what predicts
         several tokens, and the other parts of a multimodal model.
         """
         if name.endswith(IGNORED_SUFFIXES):
@@ -71,11 +71,11 @@ class DecoderLayers(TensorReader):
 
     def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int, has_bias: bool,
                by_group: bool = False, is_adapted: bool = True) -> Expr:  # fmt: skip
-        """Return data [n, depth] times the transposed, stacked weights: [n, rows]. Weights of the
-        same format are one product. With `by_group`, rows are ordered by group: its queries, its
-        key and its value, then those of the next. Adapters change it unless data are other tokens
-        than those of a call (`is_adapted`). Raises ImportModelError for missing weights or
-        mismatched row counts.
+        """Emit data [n, depth] times the transposed weights, stacked along their rows: [n, rows].
+        Weights of the same format are one product. With `by_group`, rows are ordered by group: its
+        queries, its key and its value, then those of the next. Adapters change it unless data are
+        other tokens than those of a call (`is_adapted`). Raises ImportModelError for missing
+        weights or mismatched row counts.
         """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
         weights = [
@@ -111,7 +111,7 @@ class DecoderLayers(TensorReader):
     def _stacked_product(
         self, data: Expr, weights: Sequence[Weight], order: slice | NDArray[np.int64]
     ) -> Expr:
-        """Return data times the transposed, stacked weights, their rows in an order."""
+        """Emit data times the transposed, stacked weights with permuted rows."""
         if len({row_source.format for row_source in weights}) == 1:
             # One product over stacked rows (fused QKV) reads the input once.
             stacked = np.concatenate([block.data for block in weights])[order]
@@ -128,7 +128,7 @@ class DecoderLayers(TensorReader):
         return Weight.of(name, np.ascontiguousarray(weight.values().T))
 
     def _ungrouped_rows(self, rows: int) -> NDArray[np.int64]:
-        """Return the order of rows that puts all queries first, then keys, then values."""
+        """Return the row permutation that moves all queries first, then keys, then values."""
         config = self._config
         per_group = config.heads // config.groups
         order = np.arange(rows).reshape(config.groups, per_group + 2, -1)
@@ -185,7 +185,7 @@ def slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
 
 
 def gated_product(both: Expr, activation: Callable[[Expr], Expr], inner: int) -> Expr:
-    """Return the activated first half of [n, 2 * inner] times the second."""
+    """Emit activation(gate) * up for the halves gate and up of [n, 2 * inner]."""
     gate = slice_axis(both, 0, inner, 1)
     return op.multiply(activation(gate), slice_axis(both, inner, 2 * inner, 1))
 

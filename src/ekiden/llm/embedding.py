@@ -1,5 +1,5 @@
-"""Embedding models: decoders and encoders whose hidden states, pooled and normalised, stand for
-texts.
+"""Text embedding models: decoders and encoders whose hidden states, pooled and normalised, stand
+for texts.
 
 What is pooled is read from the files that sentence-transformers writes beside a checkpoint:
 `modules.json` lists a Pooling, whose `config.json` names the mode, and maybe a Normalize. Without
@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
-from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.checkpoint import Checkpoint, FileBacked
+from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
+from ekiden.llm.decoder_config import DecoderConfig, read_config
 from ekiden.llm.encoder import EncoderConfig, is_encoder, read_encoder_config
 from ekiden.llm.encoder_models import (
     EncoderProgram,
@@ -31,9 +33,7 @@ from ekiden.llm.encoder_models import (
     checked_context,
 )
 from ekiden.llm.engine import to_token_ids
-from ekiden.llm.files import find_tokenizer, open_checkpoint
-from ekiden.llm.text import Tokenizer
-from ekiden.llm.weights import Checkpoint, FileBacked
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError, LoadError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -59,7 +59,7 @@ POOLING_FUNCTIONS = dict(POOLING_MODES.values())
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How hidden states become an embedding: "last", "mean", "first" or "max", and whether its
+    """Pooling of hidden states to an embedding: "last", "mean", "first" or "max", and whether its
     length is 1.
     """
 
@@ -275,7 +275,9 @@ class EncoderEmbeddingModel(EmbeddingModel):
 
 
 def _batches(texts: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """Yield texts in order, as many at once as have MAX_BATCH_TOKENS, at least one."""
+    """Yield texts in order in batches of at most MAX_BATCH_TOKENS tokens, at least one text
+    each.
+    """
     batch: list[list[int]] = []
     for text in texts:
         if batch and sum(map(len, batch)) + len(text) > MAX_BATCH_TOKENS:

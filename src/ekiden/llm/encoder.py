@@ -1,4 +1,4 @@
-"""Encoders of texts (BERT, RoBERTa, XLM-RoBERTa) as a Relay function over a batch of texts.
+"""Relay function of an encoder (BERT, RoBERTa, XLM-RoBERTa) over a batch of texts.
 
     def (ids [b, s], lengths [b], types [b, s], positions [s]) -> states [b, s, hidden]
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType
-from ekiden.llm.architectures import ACTIVATION_NAMES
-from ekiden.llm.config_numbers import read_float, read_integer, read_size
+from ekiden.llm.checkpoint import Checkpoint, Weight
+from ekiden.llm.config_validation import read_float, read_integer, read_size
+from ekiden.llm.decoder_config import ACTIVATION_NAMES
 from ekiden.llm.decoder_layers import (
     ACTIVATION_FUNCTIONS,
     embedding_lookup,
@@ -27,7 +28,6 @@ from ekiden.llm.decoder_layers import (
     slice_axis,
 )
 from ekiden.llm.tensor_reader import TensorReader, dequantize
-from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Let, Var, const
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
@@ -44,8 +44,9 @@ ATTENTION_LAYOUTS = ("bshd", "bshd", "bshd", "bshd")
 
 @dataclass(frozen=True, slots=True)
 class EncoderArchitecture:
-    """Row of the table of encoders: the prefix of names, whether positions begin behind that of the
-    padding, and the products of the head that classifies, the first one followed by tanh.
+    """Row of the table of encoder architectures: the prefix of names, whether positions begin
+    behind that of the padding, and the products of the head that classifies, the first one followed
+    by tanh.
     """
 
     prefix: str
@@ -79,7 +80,7 @@ FIXED_SETTINGS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """Configuration of an encoder: its sizes, and the variations of its family."""
+    """Hyperparameters of an encoder: its sizes, and the variations of its family."""
 
     architecture: str
     prefix: str
@@ -108,13 +109,14 @@ def _architecture_of(config: Mapping[str, Any]) -> str | None:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether a `config.json` describes an encoder of the table."""
+    """Return whether a `config.json` describes a supported encoder."""
     return _architecture_of(config) is not None
 
 
 def read_encoder_config(config: Mapping[str, Any]) -> EncoderConfig:
-    """Return the encoder that a `config.json` describes. Raises UnsupportedError for an unknown
-    architecture or setting, and ImportModelError for a missing or invalid size.
+    """Return the hyperparameters of the encoder that a `config.json` describes. Raises
+    UnsupportedError for an unknown architecture or setting, and ImportModelError for a missing or
+    invalid size.
     """
     name = _architecture_of(config)
     if name is None:
@@ -198,7 +200,7 @@ class _EncoderBuilder:
         return Function((ids, lengths, types, positions), body, None)
 
     def _embed(self, ids: Var, types: Var, positions: Var) -> Var:
-        """Return the normalised sums of the embeddings of tokens, kinds and positions."""
+        """Emit the normalised sum of token, segment and position embeddings."""
         config, hidden = self.config, self.config.hidden
         prefix, offset = config.prefix + "embeddings.", config.position_offset
         tokens = self._embedding_weight("word_embeddings", config.vocabulary)
@@ -214,7 +216,9 @@ class _EncoderBuilder:
         return self.tensors.read_weight(full_name, (rows, self.config.hidden))
 
     def _layer(self, n: int, x: Var, mask: Var) -> Var:
-        """Return the states after a layer: attention and MLP, each added and normalised."""
+        """Emit an encoder layer and return its hidden states: attention and MLP, each added and
+        normalised.
+        """
         config = self.config
         prefix, hidden, heads = f"{config.prefix}encoder.layer.{n}.", config.hidden, config.heads
         names = [f"{prefix}attention.self.{part}" for part in ("query", "key", "value")]
@@ -238,7 +242,7 @@ class _EncoderBuilder:
         return self.let(f"x_{n}", self._norm(op.add(down, middle), f"{prefix}output.LayerNorm"))
 
     def _classify(self, x: Var) -> Expr:
-        """Return the logits [b, labels] of the first tokens."""
+        """Emit the logits [b, labels] of the first (CLS) token."""
         config, hidden = self.config, self.config.hidden
         first = op.reshape(slice_axis(x, 0, 1, 1), (-1, hidden))
         dense, out = config.head
@@ -247,7 +251,7 @@ class _EncoderBuilder:
         )
 
     def _linear(self, data: Expr, name: str, rows: int, depth: int) -> Expr:
-        """Return data times a transposed weight, with its bias."""
+        """Emit data times a transposed weight, plus its bias."""
         product = matmul_weight(data, self.tensors.read_weight(f"{name}.weight", (rows, depth)))
         return op.add(product, const(self.tensors.read_vector(f"{name}.bias", rows)))
 

@@ -1,4 +1,6 @@
-"""Models of encoders: embeddings of texts, and cross-encoders that score pairs of texts."""
+"""Compiled encoders and cross-encoders: embeddings of texts, and cross-encoders that score pairs of
+texts.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
+from ekiden.llm.checkpoint import Checkpoint, FileBacked
+from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.encoder import EncoderConfig, encoder_function, read_encoder_config
-from ekiden.llm.files import find_tokenizer, open_checkpoint
-from ekiden.llm.text import Tokenizer
-from ekiden.llm.weights import Checkpoint, FileBacked
+from ekiden.llm.tokenizer import Tokenizer
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -33,15 +35,15 @@ ACTIVATIONS = ("Sigmoid", "Identity")
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """Tokens of a text or of a pair of texts, with the part that each belongs to (0 or 1)."""
+    """Tokens of a text or text pair, with the segment (0 or 1) of each token."""
 
     tokens: Sequence[int]
     parts: Sequence[int]
 
 
 def batches_of_lengths(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the numbers of texts, longest first, as many at once as have at most so many tokens
-    with their padding, at least one.
+    """Yield batches of text indices, longest text first, of at most `max_tokens` tokens including
+    padding, at least one text each.
     """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
@@ -72,7 +74,7 @@ class EncoderProgram:
         return EncoderProgram(exe, config)
 
     def run(self, pairs: Sequence[TokenPair]) -> Floats:
-        """Return states [texts, tokens of the longest, hidden], or logits [texts, labels]."""
+        """Return hidden states [texts, max tokens, hidden], or logits [texts, labels]."""
         lengths = np.array([len(pair.tokens) for pair in pairs], np.int32)
         ids = np.zeros((len(pairs), lengths.max()), np.int32)
         parts = np.zeros_like(ids)
@@ -87,7 +89,9 @@ class EncoderProgram:
         return np.asarray(result.numpy(), np.float32)
 
     def check_tokens(self, what: str, tokens: Sequence[int], context: int) -> None:
-        """Raise InputError for tokens that are too many, none, or not of the vocabulary."""
+        """Raise InputError for an empty or too long token sequence, or a token outside the
+        vocabulary.
+        """
         if not 1 <= len(tokens) <= context:
             raise InputError(
                 f"{what}: from 1 to {context} tokens of a text expected, got {len(tokens)}"
@@ -175,7 +179,9 @@ def load_reranker(
 
 
 def checked_context(context: int | None, max_positions: int) -> int:
-    """Return the most tokens of a text. Raises InputError for more than a model can."""
+    """Return the maximum number of tokens of a text, after validation. Raises InputError for more
+    than a model can.
+    """
     context = max_positions if context is None else context
     if type(context) is not int or not 1 <= context <= max_positions:
         raise InputError(
@@ -185,8 +191,8 @@ def checked_context(context: int | None, max_positions: int) -> int:
 
 
 def _has_sigmoid(config: Mapping[str, Any]) -> bool:
-    """Return whether a sigmoid follows the logits, as it does where nothing is said. Raises
-    UnsupportedError for another function.
+    """Return whether a sigmoid follows the logits, by default true. Raises UnsupportedError for
+    another function.
     """
     settings = config.get(SETTINGS_KEY)
     names = [config.get(key) for key in ACTIVATION_KEYS]

@@ -1,5 +1,5 @@
-"""Continuous batching: admission of texts, prefill of their prompts, and decoding in steps shared
-by all.
+"""Continuous batching of generation requests: admission of texts, prefill of their prompts, and
+decoding in steps shared by all.
 
 A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens:
 the last one of every text that is under way, each of which gets its next token so, and of prompts
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_biases import TokenScore, score_token
-from ekiden.llm.lora_products import NO_ADAPTER
+from ekiden.llm.multi_lora import NO_ADAPTER
 from ekiden.llm.page_allocator import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.text import Detokenizer
+from ekiden.llm.tokenizer import Detokenizer
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -42,7 +42,7 @@ RUN_FAILED_REASON = "the run failed that was to make the next token"
 
 
 def to_token_ids(values: Sequence[int]) -> list[int]:
-    """Convert to token numbers. Raises InputError unless it is a list of integers; bytes are
+    """Convert to a list of token ids. Raises InputError unless it is a list of integers; bytes are
     rejected as probable text.
     """
     if isinstance(values, (bytes, bytearray)):
@@ -55,8 +55,8 @@ def to_token_ids(values: Sequence[int]) -> list[int]:
 
 @dataclass(eq=False)
 class Stream:
-    """Text in generation: an iterator over the tokens generated for it. Closing it, or dropping the
-    iterator, ends it.
+    """Sequence being generated, as an iterator over its generated tokens. Closing it, or dropping
+    the iterator, aborts the generation.
     """
 
     engine: Engine
@@ -145,8 +145,8 @@ class Engine:
 
     def __init__(self, model: Model, *, sequences: int = 16, chunk: int = 512,
                  steps: int = 1) -> None:  # fmt: skip
-        """Create an engine with at most `sequences` concurrent texts, while others wait; a step
-        reads at most `chunk` prompt tokens, or generates `steps` tokens of each text.
+        """Create an engine of at most `sequences` concurrent sequences, while others wait; a step
+        reads at most `chunk` prompt tokens, or generates `steps` tokens of each sequence.
         """
         for name, value in (("sequences", sequences), ("chunk", chunk), ("steps", steps)):
             if type(value) is not int or value < 1:
@@ -162,8 +162,8 @@ class Engine:
         self._lock = threading.Lock()
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
-        """Start a text from a prompt. Raises InputError for an empty prompt, one too long for the
-        context, or an unknown token.
+        """Queue a prompt, and return the sequence that continues it. Raises InputError for an empty
+        prompt, one too long for the context, or an unknown token.
         """
         stream = self.prepare(prompt, sampling)
         if not stream.finish:
@@ -171,7 +171,7 @@ class Engine:
         return stream
 
     def prepare(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
-        """Return a prompt's text without queueing it; `add` does. Raises as `submit`."""
+        """Return the sequence of a prompt without queueing it; `add` does. Raises as `submit`."""
         stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
         self._set_ends(stream)
@@ -187,8 +187,8 @@ class Engine:
         return stream
 
     def _set_ends(self, stream: Stream) -> None:
-        """Set the tokens and texts that end a text. Raises InputError for stop texts without a
-        tokenizer.
+        """Set the stop tokens and stop strings of a sequence. Raises InputError for stop texts
+        without a tokenizer.
         """
         sampling = stream.sampling
         stop_tokens = self.model.stop_tokens(sampling.stop)
@@ -199,8 +199,8 @@ class Engine:
             stream.text = Detokenizer(self.model.tokenizer, stream.prompt, stream.stop_texts)
 
     def add(self, stream: Stream) -> None:
-        """Queue a text without waiting for a step: any thread may append to the deque, and only the
-        holder of the lock takes from it.
+        """Queue a sequence without waiting for a step: any thread may append to the deque, and only
+        the holder of the lock takes from it.
         """
         self._waiting.append(stream)
 
@@ -212,7 +212,7 @@ class Engine:
         return [list(stream) for stream in streams]
 
     def step(self) -> None:
-        """Make one step for all texts, if there are any."""
+        """Run one step for all sequences, if there are any."""
         with self._lock:
             self._end_closed()
             if self._waiting or self._running:
@@ -220,7 +220,7 @@ class Engine:
         self._end_closed_if_idle()
 
     def advance(self, stream: Stream) -> None:
-        """Make steps until a text has one more token or is finished."""
+        """Run steps until a sequence has one more token or is finished."""
         initial_count = len(stream.tokens)
         while len(stream.tokens) == initial_count and not stream.finish:
             with self._lock:
@@ -230,15 +230,15 @@ class Engine:
             self._end_closed_if_idle()
 
     def close(self, stream: Stream) -> None:
-        """End a text: at once, or at the end of the step that is being made. It may be called
+        """Abort a sequence: at once, or at the end of the step that is being made. It may be called
         anywhere, by a collector of garbage also within a step.
         """
         self._closed.append(stream)
         self._end_closed_if_idle()
 
     def _end_closed_if_idle(self) -> None:
-        """End closed texts if the lock is free; it is checked after each step once the lock is
-        released, since closing a text does not wait for the lock.
+        """Abort closed sequences if the lock is free; it is checked after each step once the lock
+        is released, since closing a sequence does not wait for the lock.
         """
         # Non-blocking: the holder of the lock ends closed texts when it releases it.
         while self._closed and self._lock.acquire(blocking=False):
@@ -256,7 +256,7 @@ class Engine:
                 self._finish_stream(stream, "closed")
 
     def _run_step(self) -> None:
-        """Admit waiting texts and make one step."""
+        """Admit waiting sequences and run one prefill or decode step."""
         self._admit_waiting()
         try:
             if any(
@@ -271,7 +271,7 @@ class Engine:
             raise
 
     def _fail_running(self) -> None:
-        """Fail all running texts after a failed run, since the cache may be lost."""
+        """Fail all running sequences after a failed run, since the KV cache may be lost."""
         for stream in list(self._running):
             self._finish_stream(stream, "failed", RUN_FAILED_REASON)
         # The failed call owned the cache in place, so its contents are undefined, shared prefixes
@@ -280,9 +280,9 @@ class Engine:
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
     def _admit_waiting(self) -> None:
-        """Admit waiting texts, in order, while there are slots and pages. One whose next page is
-        being filled by a running text, as that of a further choice, waits until it can share it;
-        those behind it go on.
+        """Admit waiting sequences in order while there are slots and KV-cache pages. One whose next
+        page is being filled by a running text, as that of a further choice, waits until it can
+        share it; those behind it go on.
         """
         filling, held = self._filling_keys(), []
         while self._waiting and len(self._running) < self.sequences:
@@ -304,7 +304,7 @@ class Engine:
         self._waiting.extendleft(reversed(held))
 
     def _filling_keys(self) -> set[Key]:
-        """Return the prefix keys of pages that running texts have still to fill."""
+        """Return the prefix keys of pages that running sequences have yet to fill."""
         if not self._waiting:
             return set()
         return {key for stream in self._running for key in self._unfilled_keys(stream)}
@@ -323,8 +323,9 @@ class Engine:
             self._waiting.remove(stream)
 
     def _prefill(self) -> None:
-        """Process prompts in one call together with running texts, which come first so that none
-        waits for another's prompt. Without a prompt it is a step whose logits the host sees.
+        """Process prompt chunks in one call together with running sequences, which come first so
+        that none waits for another's prompt. Without a prompt it is a step whose logits the host
+        sees.
         """
         # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
@@ -373,7 +374,7 @@ class Engine:
         return stream.read - (is_under_way and self.model.spare > 0)
 
     def _decode(self) -> None:
-        """Generate tokens for all running texts."""
+        """Generate tokens for all running sequences."""
         streams = list(self._running)
         if not streams:
             return
@@ -387,9 +388,7 @@ class Engine:
             self._append_tokens(stream, tokens)
 
     def _record_cached(self, stream: Stream, count: int) -> None:
-        """Record tokens now in the cache; the pages of the prompt that they fill are for others
-        too.
-        """
+        """Record tokens that are now in the KV cache; full pages of the prompt become shareable."""
         size = self.pages.size
         before, stream.read = stream.read // size, stream.read + count
         # Only pages wholly inside the prompt are shared: generated tokens have no prefix key.
@@ -397,7 +396,9 @@ class Engine:
             self.pages.mark_filled(stream.pages[n], stream.keys[n])
 
     def _append_tokens(self, stream: Stream, tokens: Sequence[int]) -> None:
-        """Append tokens to a text, ending it where it must end."""
+        """Append tokens to a sequence, finishing it at a stop token, stop string or length
+        limit.
+        """
         for token in tokens:
             if token in stream.ends:
                 return self._finish_stream(stream, "stop")
@@ -425,7 +426,7 @@ class Engine:
         return None
 
     def _page_tables(self, streams: Sequence[Stream]) -> Ints:
-        """Return the page table of each text."""
+        """Return the page table of each sequence."""
         tables = np.zeros((len(streams), self.model.most_pages), np.int32)
         for row, stream in zip(tables, streams, strict=True):
             row[: len(stream.pages)] = stream.pages

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TokenUpdate:
-    """Tokens that a step generated for one text."""
+    """Tokens that a step generated for one sequence."""
 
     tokens: Sequence[int]
     finish: str = ""
@@ -37,7 +37,7 @@ class TokenUpdate:
 
 @dataclass(eq=False, slots=True)
 class _LoopEntry:
-    """Text in the loop, with its delivery function and deadline."""
+    """Sequence in the loop, with its delivery callback and deadline."""
 
     stream: Stream
     deliver: Callable[[TokenUpdate], None]
@@ -48,8 +48,8 @@ class _LoopEntry:
 
 
 class EngineLoop:
-    """Loop thread that owns the texts of an engine and makes its steps. Its methods can be called
-    from any thread and never wait.
+    """Loop thread that owns the sequences of an engine and runs its steps. Its methods can be
+    called from any thread and never wait.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,13 +64,13 @@ class EngineLoop:
         self._thread.start()
 
     def add(self, stream: Stream, deliver: Callable[[TokenUpdate], None], deadline: float) -> None:
-        """Generate the tokens of a text from `Engine.prepare`; `deliver` is called on the loop's
-        thread with those of each step, and may not wait. The last update has a `finish`.
+        """Generate the tokens of a sequence from `Engine.prepare`; `deliver` is called on the
+        loop's thread with those of each step, and must not block. The last update has a `finish`.
         """
         entry = _LoopEntry(stream, deliver, deadline)
 
         def begin_stream() -> None:
-            """Enter the stream on the engine's thread, and begin it unless it has finished."""
+            """Register the sequence on the loop's thread, and queue it unless it has finished."""
             self._entries[stream] = entry
             if not stream.finish:
                 self._engine.add(stream)
@@ -78,20 +78,20 @@ class EngineLoop:
         self._post(begin_stream)
 
     def cancel(self, stream: Stream) -> None:
-        """Stop generating and delivering tokens of a text."""
+        """Stop generating and delivering tokens of a sequence."""
 
         def end_stream() -> None:
-            """Close the stream on the engine's thread, unless it has ended."""
+            """Close the sequence on the loop's thread, unless it has ended."""
             if self._entries.pop(stream, None) is not None:
                 self._engine.close(stream)
 
         self._post(end_stream)
 
     def close(self) -> None:
-        """End all texts, and then the thread."""
+        """End all sequences, and then the thread."""
 
         def end_all() -> None:
-            """Close all streams on the engine's thread, and take no more."""
+            """Close all sequences on the loop's thread, and accept no more."""
             for entry in self._entries.values():
                 self._engine.close(entry.stream)
             self._is_closed = True
@@ -119,7 +119,7 @@ class EngineLoop:
             self._deliver_updates()
 
     def _end_expired(self) -> None:
-        """End the texts whose deadline has passed."""
+        """End the sequences whose deadline has passed."""
         current_time = self._clock()
         for entry in [e for e in self._entries.values() if e.deadline <= current_time]:
             del self._entries[entry.stream]
@@ -127,7 +127,7 @@ class EngineLoop:
             self._deliver_one(entry, TokenUpdate((), "deadline"))
 
     def _run_step(self) -> None:
-        """Make one step."""
+        """Run one engine step."""
         try:
             self._engine.step()
         except Exception as error:  # each of its texts is told by its own end

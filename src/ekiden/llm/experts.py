@@ -1,4 +1,5 @@
-"""Mixtures of experts: a router chooses a few MLPs for each token, and only those are read.
+"""Mixture-of-experts (MoE) layers: a router chooses a few MLPs for each token, and only those are
+read.
 
 An expert that no token of a call has chosen is skipped by a branch, so that a step of decoding
 reads the weights of the chosen ones alone; the tokens of another are gathered, go through it in one
@@ -14,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.llm.architecture_row import ExpertNames
-from ekiden.llm.architectures import DecoderConfig, ExpertConfig
+from ekiden.llm.decoder_architecture import ExpertNames
+from ekiden.llm.decoder_config import DecoderConfig, ExpertConfig
 from ekiden.llm.decoder_layers import (
     ACTIVATION_FUNCTIONS,
     DecoderLayers,
@@ -34,7 +35,7 @@ Bind = Callable[[str, Expr], Var]
 def mixture_of_experts(
     x: Var, prefix: str, config: DecoderConfig, layers: DecoderLayers, bind: Bind
 ) -> Expr:
-    """Return what the chosen experts and the shared one make of tokens.
+    """Emit the weighted sum of the routed experts' results, plus the shared expert's.
 
     Args:
         x: Tokens [n, hidden], normalised.
@@ -52,7 +53,7 @@ def mixture_of_experts(
     experts = config.experts
     assert experts is not None
     names = experts.names
-    shares, chosen = _choose_experts(x, prefix, config, layers, bind)
+    shares, chosen = _route_tokens(x, prefix, config, layers, bind)
     numbers = const(np.arange(experts.count, dtype=np.int32))
     is_hit = bind("hit", op.any(op.equal(op.reshape(chosen, (-1, 1)), numbers), axis=[0]))
     mixed = bind("mixed", op.multiply(x, const(np.float32(0))))
@@ -81,10 +82,12 @@ def mixture_of_experts(
     return op.add(mixed, shared)
 
 
-def _choose_experts(
+def _route_tokens(
     x: Var, prefix: str, config: DecoderConfig, layers: DecoderLayers, bind: Bind
 ) -> tuple[Var, Var]:
-    """Return the shares float32 [n, k] and the numbers int32 [n, k] of each token's experts."""
+    """Return the routing weights float32 [n, k] and the expert indices int32 [n, k] of each
+    token.
+    """
     experts = config.experts
     assert experts is not None
     router = [prefix + experts.names.router]
@@ -108,7 +111,9 @@ def _choose_experts(
 
 
 def _mask_outside_top_groups(choice: Var, experts: ExpertConfig, bind: Bind) -> Expr:
-    """Return scores [n, experts] with those outside each token's best groups below all others."""
+    """Return scores [n, experts] with -inf outside each token's top expert groups (group-limited
+    routing).
+    """
     by_group = op.reshape(choice, (-1, experts.groups, experts.count // experts.groups))
     best = op.topk(by_group, experts.scores_of_group, axis=2, ret_type="values")
     group_scores = op.sum(best, axis=[2])
@@ -124,7 +129,7 @@ def _gated_mlp(
     x: Expr, prefix: str, names: ExpertNames, inner: int, config: DecoderConfig,
     layers: DecoderLayers,
 ) -> Expr:  # fmt: skip
-    """Return the result of an expert for tokens [m, hidden]."""
+    """Emit an expert's gated MLP for tokens [m, hidden]."""
     experts = config.experts
     assert experts is not None
     up = layers.linear(
@@ -141,8 +146,8 @@ def _gated_mlp(
 
 
 def _clamped_swiglu(both: Expr, inner: int, limit: float, slope: float) -> Expr:
-    """Return g * sigmoid(slope * g) * (u + 1) of the halves g, at most the limit, and u, within it,
-    of [n, 2 * inner] (OpenAI, "gpt-oss", 2025).
+    """Return clamped SwiGLU, g * sigmoid(slope * g) * (u + 1), of the halves g (at most the limit)
+    and u (within it) of [n, 2 * inner] (OpenAI, "gpt-oss", 2025).
     """
     bound = const(np.float32(limit))
     gate = op.minimum(slice_axis(both, 0, inner, 1), bound)

@@ -24,8 +24,8 @@ GGUF_SAMPLING_KEYS: Mapping[str, str] = {
 
 
 def read_sampling_defaults(generation: Mapping[str, object]) -> Mapping[str, float]:
-    """Return the fields of `Sampling` that a checkpoint sets for answers whose request does not.
-    Raises LoadError for invalid values.
+    """Return the sampling defaults of a checkpoint, as fields of `Sampling`. Raises LoadError for
+    invalid values.
     """
     fields = {key: generation.get(key) for key in _SAMPLING_KEYS}
     defaults = {key: value for key, value in fields.items() if value is not None}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.generation_config import GGUF_SAMPLING_KEYS
 from ekiden.llm.gguf_architectures import (
     architecture_of,
@@ -14,7 +15,6 @@ from ekiden.llm.gguf_architectures import (
     to_transformers_weight,
 )
 from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
-from ekiden.llm.weights import Weight
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import LoadError
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ekiden.llm.checkpoint import Weight
 from ekiden.llm.gguf_file import GGUFFile
-from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 

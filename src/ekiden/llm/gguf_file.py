@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.gguf_decoded import DECODED_TYPES
-from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
+from ekiden.llm.checkpoint import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
+from ekiden.llm.gguf_dequantize import DECODED_TYPES
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME

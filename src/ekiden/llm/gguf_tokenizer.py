@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.llm.gguf import GGUFCheckpoint
-from ekiden.llm.text import Tokenizer, convert_tokenizer_errors
+from ekiden.llm.tokenizer import Tokenizer, convert_tokenizer_errors
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["build_gguf_tokenizer", "merge_pairs"]

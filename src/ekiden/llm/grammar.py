@@ -1,4 +1,4 @@
-"""Constrained generation: the tokens that may follow, by the automaton of a regular expression.
+"""Constrained decoding: the tokens that may follow, by the automaton of a regular expression.
 
 The automaton moves by bytes, a token by all of its bytes. Moves after which no tokens lead to a
 match are left out.
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, compile_dfa
-from ekiden.llm.pushdown import DEAD, PushdownAutomaton, has_group_calls
+from ekiden.llm.pushdown_automaton import DEAD, PushdownAutomaton, has_group_calls
 from ekiden.llm.token_trie import TokenTrie
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -35,7 +35,8 @@ NO_TRANSITION = -1
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """Grammar of answers: a deterministic automaton over the tokens of a vocabulary.
+    """Token-level DFA of a pattern as a dense table: a deterministic automaton over the tokens of a
+    vocabulary.
 
     pattern: the regular expression (RE2's syntax) that the whole answer matches. moves: int32
     [states, tokens], the state after each token, below 0 where it may not come. accepts: bool
@@ -92,30 +93,32 @@ class Grammar:
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that it is for."""
+        """Return the vocabulary size."""
         return int(self.moves.shape[1])
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that its table takes."""
+        """Return the size of the table in bytes."""
         return int(self.moves.nbytes)
 
     def row(self, state: int) -> NDArray[np.int32]:
-        """Return the moves of a state [tokens]: below 0 where a token may not come."""
+        """Return the transitions of a state [tokens]: below 0 where a token may not come."""
         moves: NDArray[np.int32] = self.moves[state]
         return moves
 
     def advance(self, state: int, token: int) -> int:
-        """Return the state after a token, below 0 for one that may not come."""
+        """Return the state after a token; negative for a forbidden token."""
         return int(self.moves[state, token])
 
     def is_match(self, state: int) -> bool:
-        """Return whether the text so far matches."""
+        """Return whether the text generated so far matches."""
         return bool(self.accepts[state])
 
 
 class LazyGrammar:
-    """Grammar of answers whose states are made as texts reach them; several engines may use it."""
+    """Token-level automaton whose states are computed when sequences reach them; engines may share
+    it.
+    """
 
     def __init__(self, pattern: str, trie: TokenTrie, ends: Sequence[int] = ()) -> None:
         """Create a grammar.
@@ -141,21 +144,23 @@ class LazyGrammar:
 
     @property
     def has_assertions(self) -> bool:
-        """Return whether the pattern looks at neighbours, which this class does not honour."""
+        """Return whether the pattern has assertions on neighbouring characters, which this class
+        does not support.
+        """
         return self._automaton.has_assertions
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that it is for."""
+        """Return the vocabulary size."""
         return len(self._trie.tokens)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that its rows and states take, about."""
+        """Return the approximate size of its cached rows and states in bytes."""
         return 4 * self.vocabulary * len(self._rows) + 2048 * self._automaton.state_count
 
     def row(self, state: int) -> NDArray[np.int32]:
-        """Return a row [tokens] of 0 for tokens that may follow and -1 for others. Raises
+        """Return the logit mask of a state [tokens]: 0 for allowed tokens and -1 for others. Raises
         InputError for a pattern that takes too many states.
         """
         with self._lock:
@@ -191,7 +196,7 @@ class LazyGrammar:
         return row
 
     def advance(self, state: int, token: int) -> int:
-        """Return the state after a token, below 0 for one that may not come."""
+        """Return the state after a token; negative for a forbidden token."""
         if token in self._ends:
             return state if self.is_match(state) else NO_TRANSITION
         at = np.array([state], np.int32)
@@ -201,7 +206,7 @@ class LazyGrammar:
         return NO_TRANSITION if at[0] == DEAD else int(at[0])
 
     def is_match(self, state: int) -> bool:
-        """Return whether the text so far matches."""
+        """Return whether the text generated so far matches."""
         return self._automaton.accepts[state]
 
     def is_over(self, state: int) -> bool:
@@ -212,7 +217,7 @@ class LazyGrammar:
 def compile_grammar(
     pattern: str, trie: TokenTrie, ends: Sequence[int] = ()
 ) -> Grammar | LazyGrammar:
-    """Compile a pattern for a vocabulary, lazily where that is exact.
+    """Compile a pattern for a vocabulary, lazily where the lazy automaton is exact.
 
     Args:
         pattern: What the whole answer matches.

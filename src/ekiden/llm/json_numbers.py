@@ -1,4 +1,4 @@
-"""Regular expressions of JSON's numbers within bounds."""
+"""Regular expressions of JSON numbers within bounds."""
 
 from __future__ import annotations
 

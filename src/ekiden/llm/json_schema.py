@@ -1,4 +1,4 @@
-"""JSON schemas as patterns, by which grammars constrain answers.
+"""Compiler of JSON schemas to regular expressions, for constrained decoding.
 
 Properties come in the order of the schema, values with at most one space after a colon or comma. A
 keyword that the pattern cannot hold is refused by name: an answer never breaks its schema.
@@ -69,13 +69,13 @@ def json_schema_pattern(schema: object, prefix: str = "") -> str:
 
 
 def _define(groups: Mapping[str, str], pattern: str) -> str:
-    """Return a pattern with the groups that it calls."""
+    """Return a pattern with the named groups that it calls."""
     definitions = "".join(f"(?<{name}>{group})" for name, group in groups.items())
     return f"(?(DEFINE){definitions}){pattern}" if groups else pattern
 
 
 class _SchemaCompiler:
-    """Compiler of one schema; `path` is the location within it for errors."""
+    """Compiler of one schema; `path` is the JSON path for error messages."""
 
     def __init__(self, root: object, prefix: str) -> None:
         self._root, self._prefix = root, prefix
@@ -104,7 +104,7 @@ class _SchemaCompiler:
         raise self._error(path, f"one of {', '.join(map(repr, _RULES))} expected")
 
     def _any_value(self, name: str) -> str:
-        """Return the call of a group of any values."""
+        """Return the call of the named group of arbitrary values."""
         self.groups.update(_ANY_GROUPS)
         return f"(?&{name})"
 
@@ -336,7 +336,7 @@ def _tighter(bound: int | None, exclusive: int | None, sign: int) -> tuple[int |
 
 
 def _escape(text: str) -> str:
-    """Return an expression that matches a text alone."""
+    """Escape a text as a pattern."""
     return re.sub(
         r"([^\w ])", lambda found: "\\" + found[0] if found[0].isascii() else found[0], text
     )

@@ -18,9 +18,9 @@ _BEGIN, _END = ("if", "^"), ("if", "$")
 
 
 def json_string_pattern(pattern: str) -> str:
-    """Return the expression of the texts in which a pattern occurs, between quotes. Raises
-    RegexError for an invalid pattern, and for one that looks at neighbours elsewhere than by "^" at
-    its beginning and "$" at its end.
+    """Return the expression of JSON string literals whose text contains a match of a pattern.
+    Raises RegexError for an invalid pattern, and for one that looks at neighbours elsewhere than by
+    "^" at its beginning and "$" at its end.
     """
     tree = PatternParser(pattern).parse_pattern()
     options = tree[1] if tree[0] == "alt" else [tree]
@@ -38,7 +38,7 @@ def _anchored(tree: SyntaxTree) -> str:
 
 
 def _escaped(tree: SyntaxTree) -> str:
-    """Return the expression of a tree's texts between quotes."""
+    """Return the expression of the JSON-escaped texts of a syntax tree."""
     match tree:
         case ("set", ranges):
             return _escaped_set(ranges)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def _escaped(tree: SyntaxTree) -> str:
 
 
 def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
-    """Return the expression of one character of a set."""
+    """Return the expression of one JSON-escaped character of a set."""
     options = []
     plain = [part for low, high in ranges for part in _unescaped_ranges(low, high)]
     if plain:
@@ -67,7 +67,7 @@ def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
 
 
 def _unescaped_ranges(low: int, high: int) -> list[tuple[int, int]]:
-    """Return the parts of a range that stand for themselves between quotes."""
+    """Return the parts of a code point range that need no escape in a JSON string."""
     parts = []
     for first, last in ((32, 33), (35, 91), (93, 0x10FFFF)):
         if max(low, first) <= min(high, last):

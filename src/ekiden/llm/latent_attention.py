@@ -1,4 +1,4 @@
-"""Multi-head latent attention: queries, keys and values through products of low rank.
+"""Multi-head latent attention (MLA): queries, keys and values through products of low rank.
 
 A key is a part without a position, made of the latent vector of its token, and a part that turns
 and that all heads share. The cache holds keys and values as the heads see them, values padded to
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.decoder_config import DecoderConfig
 from ekiden.llm.decoder_layers import DecoderLayers, slice_axis
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Var, const
@@ -46,7 +46,7 @@ def latent_projections(
     """
     latent = config.latent
     assert latent is not None
-    heads, still, depth = config.heads, config.depth - latent.turning, config.depth
+    heads, unrotated_depth, depth = config.heads, config.depth - latent.rope_depth, config.depth
     if latent.query_rank:
         low = layers.linear(x, [prefix + "q_a_proj"], latent.query_rank, config.hidden, False)
         low = layers.norm(low, prefix + "q_a_layernorm", (latent.query_rank,), LATENT_NORM_EPSILON)
@@ -54,28 +54,30 @@ def latent_projections(
     else:
         query = layers.linear(x, [prefix + "q_proj"], heads * depth, config.hidden, False)
     query = bind("query", op.reshape(query, (-1, heads, depth)))
-    rotated = rotate(bind("turning", slice_axis(query, still, depth, 2)))
-    query = op.concatenate([slice_axis(query, 0, still, 2), rotated], axis=2)
+    rotated = rotate(bind("rotated", slice_axis(query, unrotated_depth, depth, 2)))
+    query = op.concatenate([slice_axis(query, 0, unrotated_depth, 2), rotated], axis=2)
 
     rank = latent.key_rank
     both = bind(
         "latent",
         layers.linear(
-            x, [prefix + "kv_a_proj_with_mqa"], rank + latent.turning, config.hidden, False
+            x, [prefix + "kv_a_proj_with_mqa"], rank + latent.rope_depth, config.hidden, False
         ),
     )
     low = layers.norm(
         slice_axis(both, 0, rank, 1), prefix + "kv_a_layernorm", (rank,), LATENT_NORM_EPSILON
     )
-    rows = heads * (still + latent.value)
+    rows = heads * (unrotated_depth + latent.value)
     expanded = layers.linear(low, [prefix + "kv_b_proj"], rows, rank, False)
-    expanded = bind("expanded", op.reshape(expanded, (-1, heads, still + latent.value)))
-    shared = op.reshape(slice_axis(both, rank, rank + latent.turning, 1), (-1, 1, latent.turning))
-    turned_key = op.multiply(
-        rotate(bind("turning", shared)), const(np.ones((1, heads, 1), np.float32))
+    expanded = bind("expanded", op.reshape(expanded, (-1, heads, unrotated_depth + latent.value)))
+    shared = op.reshape(
+        slice_axis(both, rank, rank + latent.rope_depth, 1), (-1, 1, latent.rope_depth)
     )
-    key = op.concatenate([slice_axis(expanded, 0, still, 2), turned_key], axis=2)
-    value = slice_axis(expanded, still, still + latent.value, 2)
+    turned_key = op.multiply(
+        rotate(bind("rotated", shared)), const(np.ones((1, heads, 1), np.float32))
+    )
+    key = op.concatenate([slice_axis(expanded, 0, unrotated_depth, 2), turned_key], axis=2)
+    value = slice_axis(expanded, unrotated_depth, unrotated_depth + latent.value, 2)
     if latent.value < depth:
         value = op.nn.pad(value, ((0, 0), (0, 0), (0, depth - latent.value)))
     return op.concatenate([query, key, value], axis=1)

@@ -1,4 +1,4 @@
-"""Changes of single logits, and the log-probabilities of chosen tokens.
+"""Logit biases and penalties of a sequence, and log-probabilities of generated tokens.
 
 Both concern texts that ask for them alone. A change is a triple (row, token, what is added): the
 program adds them all at once before it chooses (`PREFILL`). Log-probabilities are those of the
@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Log-probability of a chosen token, with those of the likeliest ones."""
+    """Log-probability of a generated token, with those of the top alternatives."""
 
     token: int
     logprob: float
@@ -35,8 +35,8 @@ class TokenScore:
 
 
 def logit_biases(streams: Sequence[Stream]) -> tuple[NDArray[np.int32], Floats]:
-    """Return the changes of the logits of texts: (places int32 [2, m], rows above tokens, and what
-    is added float32 [m]).
+    """Return the additive logit biases of sequences: (places int32 [2, m], rows above tokens, and
+    what is added float32 [m]).
     """
     rows: list[int] = []
     tokens: list[int] = []
@@ -50,7 +50,7 @@ def logit_biases(streams: Sequence[Stream]) -> tuple[NDArray[np.int32], Floats]:
 
 
 def _stream_biases(stream: Stream) -> dict[int, float]:
-    """Return the biases and penalties of the logits of a text's next token."""
+    """Return the logit biases and penalties of a sequence's next token."""
     sampling = stream.sampling
     edits = dict(sampling.logit_bias)
     if sampling.frequency_penalty or sampling.presence_penalty:
@@ -62,8 +62,8 @@ def _stream_biases(stream: Stream) -> dict[int, float]:
 
 
 def score_token(logits: Floats, token: int, alternatives: int) -> TokenScore:
-    """Return the log-probability of a token by logits [vocabulary], with the likeliest
-    `alternatives`. Tokens of equal logits come in the order of their numbers.
+    """Return the log-probability of a token by logits [vocabulary], with the top `alternatives`.
+    Tokens of equal logits come in the order of their numbers.
     """
     greatest = float(logits.max())
     total = float(np.exp(logits - np.float32(greatest), dtype=np.float32).sum(dtype=np.float64))

@@ -1,5 +1,4 @@
-"""LoRA adapters: folders as PEFT writes them, added to the weights of a checkpoint or to products
-with them.
+"""LoRA adapters in PEFT's format, merged into weights or added to products.
 
 A weight W [outputs, inputs] becomes W + s B A, where A is [r, inputs], B [outputs, r], and s is
 alpha / r, or alpha / sqrt(r) for rank-stabilised adapters.
@@ -21,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.config_numbers import read_float, read_size
+from ekiden.llm.checkpoint import UNQUANTIZED_DTYPES, Checkpoint, Weight
+from ekiden.llm.config_validation import read_float, read_size
 from ekiden.llm.safetensors import SafetensorsFile
 from ekiden.llm.torch_file import TorchFile
-from ekiden.llm.weights import UNQUANTIZED_DTYPES, Checkpoint, Weight
 from ekiden.runtime.errors import ImportModelError, LoadError, UnsupportedError
 
 __all__ = ["AdaptedCheckpoint", "LoraAdapter"]
@@ -41,9 +40,10 @@ SERVED_SETTINGS: Mapping[str, object] = {"use_dora": False, "bias": "none"}
 
 
 class LoraAdapter:
-    """Adapter of a folder: for each weight that it changes, the factors of what is added. Raises
-    LoadError for a broken folder, ImportModelError for a weight that the checkpoint lacks,
-    UnsupportedError for other kinds.
+    """LoRA adapter loaded from a PEFT folder, with the factors of each adapted weight.
+
+    Raises LoadError for a broken folder, ImportModelError for a weight that the checkpoint lacks,
+    UnsupportedError for other kinds of adapters.
     """
 
     def __init__(self, folder: str | os.PathLike[str], names: Collection[str]) -> None:
@@ -99,13 +99,13 @@ class LoraAdapter:
 
     @property
     def weights(self) -> Collection[str]:
-        """Return the names of the weights that it changes."""
+        """Return the names of the adapted weights."""
         return self._bases.keys()
 
     def factors(self, name: str) -> tuple[Floats, Floats]:
-        """Return the factors of what is added to a weight: A [r, inputs], and B [outputs, r] times
-        the scale. Raises ImportModelError if they do not fit each other, KeyError for a weight
-        that it does not change.
+        """Return the low-rank factors of a weight's update: A [r, inputs], and B [outputs, r] times
+        the scale. Raises ImportModelError if they do not fit each other, KeyError for a weight that
+        it does not change.
         """
         base = self._bases[name]
         down = self._file[f"{base}.lora_A.weight"].values()
@@ -117,14 +117,14 @@ class LoraAdapter:
         return down, up * np.float32(self._scale(base, len(down)))
 
     def change(self, name: str) -> Floats:
-        """Return what is added to a weight, in the order of its axes."""
+        """Return the dense update of a weight, in the order of its axes."""
         down, up = self.factors(name)
         change = up @ down
         # Weights of GPT-2 are stored as [inputs, outputs].
         return change.T if self._settings.get("fan_in_fan_out") else change
 
     def _scale(self, base: str, rank: int) -> float:
-        """Return the factor of a product, which patterns of names may set."""
+        """Return the LoRA scale alpha / r, which name patterns may override."""
         settings = self._settings
         module = base.removeprefix(ADAPTER_PREFIX)
         patterns = settings.get("alpha_pattern") or {}
@@ -146,9 +146,9 @@ class LoraAdapter:
 
 
 class AdaptedCheckpoint(Mapping[str, Weight]):
-    """Checkpoint whose weights have an adapter added. Those that it changes are float32, or what
-    plain format they had. Raises what `LoraAdapter` raises, and ImportModelError for a weight of
-    another shape.
+    """Checkpoint with an adapter merged into its weights. Those that it changes are float32, or
+    what plain format they had. Raises what `LoraAdapter` raises, and ImportModelError for a weight
+    of another shape.
     """
 
     def __init__(self, checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
@@ -162,7 +162,7 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
 
     @property
     def generation(self) -> Mapping[str, object]:
-        """Return how answers are generated, empty if the checkpoint does not say."""
+        """Return the sampling defaults, empty if the checkpoint has none."""
         generation: Mapping[str, object] = getattr(self._checkpoint, "generation", {})
         return generation
 
@@ -173,7 +173,7 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
         return len(list(self._checkpoint))
 
     def __getitem__(self, name: str) -> Weight:
-        """Return a tensor, with the adapter's product added. Raises KeyError."""
+        """Return a tensor, with the adapter's update added. Raises KeyError."""
         weight = self._checkpoint[name]
         if name not in self._adapter.weights:
             return weight

@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
-from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.chat import ChatAnswer
+from ekiden.llm.checkpoint import Checkpoint, FileBacked, HasGenerationConfig
+from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.conversation import is_conversation, open_conversation
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
+from ekiden.llm.decoder_config import DecoderConfig, read_config
 from ekiden.llm.engine import Engine, Stream, to_token_ids
-from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.generation_config import read_sampling_defaults
-from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
-from ekiden.llm.logit_biases import logit_biases
-from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
-from ekiden.llm.lora_products import NO_ADAPTER, AdapterSet
-from ekiden.llm.program import (
+from ekiden.llm.generation_program import (
     DECODE,
     DRAFT,
     PREFILL,
@@ -36,10 +33,13 @@ from ekiden.llm.program import (
     DraftModel,
     build_generation_program,
 )
+from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
+from ekiden.llm.logit_biases import logit_biases
+from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
+from ekiden.llm.multi_lora import NO_ADAPTER, AdapterSet
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.llm.token_trie import TokenTrie
-from ekiden.llm.weights import Checkpoint, FileBacked, HasGenerationConfig
+from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -57,8 +57,8 @@ DEFAULT_PROPOSED_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Piece of an answer: the text that a token adds, empty if it is an incomplete character; the
-    last piece has `finish`, the reason why the answer is over: "stop" or "length".
+    """Increment of a streamed answer: the text that a token adds, empty if it is an incomplete
+    character; the last piece has `finish`, the reason why the answer is over: "stop" or "length".
     """
 
     token: int | None
@@ -154,7 +154,7 @@ def load(
 
 
 def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
-    """Return the layout of a cache format. Raises InputError for an impossible one."""
+    """Return the KV-cache layout of a cache format. Raises InputError for an impossible one."""
     if cache not in CACHE_FORMATS:
         raise InputError(f"load: 'cache' must be one of {', '.join(CACHE_FORMATS)}, got {cache!r}")
     row = CACHE_FORMATS[cache]
@@ -194,8 +194,8 @@ def _open_checkpoint(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpo
 def _open_draft(
     checkpoint: Checkpoint, large: DecoderConfig, context: int, count: int
 ) -> DraftModel:
-    """Return the draft model. Raises InputError unless it shares the larger model's vocabulary and
-    context.
+    """Return the draft model of speculative decoding. Raises InputError unless it shares the larger
+    model's vocabulary and context.
     """
     if type(count) is not int or count < 1:
         raise InputError(f"load: 'proposals' must be at least 1, got {count!r}")
@@ -209,14 +209,16 @@ def _open_draft(
 
 
 def _default_cache_dtype(checkpoint: Checkpoint, config: DecoderConfig) -> str:
-    """Return a cache dtype as precise as the weights."""
+    """Return a KV-cache dtype with the precision of the weights."""
     name = f"{config.names.layer.format(0)}{config.names.down}.weight"
     is_float = name not in set(checkpoint) or checkpoint[name].format == "float32"
     return "float32" if is_float else "float16"
 
 
 class Model:
-    """Compiled decoder. Any threads and engines may use it at once; calls are serialized."""
+    """Compiled decoder with its tokenizer and KV-cache layout. Any threads and engines may use it
+    at once; calls are serialized.
+    """
 
     def __init__(
         self,
@@ -251,15 +253,15 @@ class Model:
 
     @property
     def engine(self) -> Engine:
-        """Return the engine shared by all texts, created on first use."""
+        """Return the engine shared by all sequences, created on first use."""
         with self._lock:
             if self._engine is None:
                 self._engine = Engine(self, sequences=self.sequences)
             return self._engine
 
     def new_state(self, pages: int) -> tuple[runtime.Ref, ...]:
-        """Return caches of `pages` pages, one per decoder; memory is committed when they are first
-        written.
+        """Return KV caches of `pages` pages, one per decoder; memory is committed when they are
+        first written.
         """
         configs = (self.config,) if self._drafts is None else (self.config, self._drafts)
         return tuple(self._allocate_cache(config, pages) for config in configs)
@@ -285,7 +287,7 @@ class Model:
             )
 
     def check_biases(self, sampling: Sampling) -> None:
-        """Raise InputError for a bias of a token that the model does not have."""
+        """Raise InputError for a logit bias of a token outside the vocabulary."""
         for token in sampling.logit_bias:
             if not 0 <= token < self.config.vocabulary:
                 raise InputError(
@@ -294,7 +296,7 @@ class Model:
                 )
 
     def adapter_number(self, name: str) -> int:
-        """Return the number of an adapter, NO_ADAPTER for an empty name. Raises InputError for one
+        """Return the index of an adapter, NO_ADAPTER for an empty name. Raises InputError for one
         that the model does not have.
         """
         if not name:
@@ -305,7 +307,7 @@ class Model:
         return self.adapters.index(name)
 
     def stop_tokens(self, stops: Sequence[str]) -> Mapping[str, int]:
-        """Return those of stop texts that are special tokens, with their numbers. Raises InputError
+        """Return the stop strings that are special tokens, with their token ids. Raises InputError
         for stop texts without a tokenizer.
         """
         if stops and self.tokenizer is None:
@@ -316,19 +318,20 @@ class Model:
     # Calls of the program.
 
     def _call_entry(self, entry: str, *args: object) -> object:
-        """Call an entry of the program, one call at a time: engines and `logits` share one virtual
-        machine.
+        """Call an entry function of the program, serialised by a lock: engines and `logits` share
+        one virtual machine.
         """
         with self._calls:
             return self._machine.invoke(entry, *args)
 
-    def _placing(self, tables: Ints, adapters: Sequence[int]) -> tuple[Ints, ...]:
-        """Return the inputs that say where texts are stored, and with which adapters."""
+    def _paging_inputs(self, tables: Ints, adapters: Sequence[int]) -> tuple[Ints, ...]:
+        """Return the inputs that give each sequence's page table and adapter."""
         return (tables, np.array(adapters, np.int32)) if self._takes_adapters else (tables,)
 
     def logits(self, tokens: Sequence[int], adapter: str = "") -> NDArray[np.float32]:
-        """Return the logits [n, vocabulary] after each of n tokens of a separate text, made with an
-        adapter or none. Raises InputError for an adapter or tokens that the model does not have.
+        """Return the logits [n, vocabulary] after each of n tokens of a sequence of its own, with
+        or without an adapter. Raises InputError for an adapter or tokens that the model does not
+        have.
         """
         number = self.adapter_number(adapter)
         tokens = to_token_ids(tokens)
@@ -337,8 +340,8 @@ class Model:
         n = np.arange(len(tokens), dtype=np.int32)
         result = self._call_entry(
             FORWARD_ENTRY, self._allocate_cache(self.config, pages), np.array(tokens, np.int32),
-            np.zeros_like(n), n, *self._placing(np.arange(pages, dtype=np.int32)[None], [number]),
-            n,
+            np.zeros_like(n), n,
+            *self._paging_inputs(np.arange(pages, dtype=np.int32)[None], [number]), n,
         )  # fmt: skip
         assert isinstance(result, runtime.Tensor)
         return np.asarray(result.numpy())
@@ -347,15 +350,15 @@ class Model:
         self, state: tuple[runtime.Ref, ...], where: Ints, tables: Ints, picks: Ints,
         streams: Sequence[Stream], done: Sequence[int],
     ) -> tuple[Ints, NDArray[np.float32]]:  # fmt: skip
-        """Process tokens, and return the tokens that follow `picks`, with the decoder's logits
-        [n, vocabulary] of them. `picks` are the last tokens read of the streams `done`; `where`
-        holds the ids, rows and positions read.
+        """Process prompt tokens; return the tokens sampled after `picks` and their logits [n,
+        vocabulary]. `picks` are the last tokens read of the streams `done`; `where` holds the ids,
+        rows and positions read.
         """
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
         places, changes = logit_biases([streams[i] for i in done])
-        placing = self._placing(tables, [stream.adapter for stream in streams])
+        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
             self._call_entry(DRAFT, small, *where, *placing, picks)
@@ -371,7 +374,7 @@ class Model:
     def decode(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
     ) -> list[list[int]]:
-        """Return the next tokens of each text: at most `steps`, fewer if all end earlier; with
+        """Return the next tokens of each sequence: at most `steps`, fewer if all end earlier; with
         proposals, at least one round of them.
         """
         has_forms = any(stream.grammar is not None for stream in streams)
@@ -380,7 +383,7 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, steps)
         lengths = np.array([text.length for text in streams], np.int32)
         moves, states = self._grammar_inputs(streams)
-        placing = self._placing(tables, [stream.adapter for stream in streams])
+        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
         result = self._call_entry(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), *placing, settings, seeds, moves,
@@ -393,13 +396,13 @@ class Model:
     def _speculate(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
     ) -> list[list[int]]:
-        """Return the tokens of rounds of speculative decoding."""
+        """Return the tokens accepted in rounds of speculative decoding."""
         count = self.spare
         rounds = max(1, steps // (count + 1))
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, rounds * (count + 1))
         lengths = np.array([text.length for text in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
-        placing = self._placing(tables, [stream.adapter for stream in streams])
+        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
         result = self._call_entry(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),
@@ -414,7 +417,7 @@ class Model:
     def _sampling_inputs(
         self, streams: Sequence[Stream], steps: int
     ) -> tuple[Ints, NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the inputs of token selection: (history with room for `steps` tokens, settings,
+        """Return the inputs of token sampling: (history with room for `steps` tokens, settings,
         seeds, whether all are greedy).
         """
         width = max(candidate.length for candidate in streams) + steps
@@ -433,8 +436,8 @@ class Model:
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
 
     def _grammar_inputs(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
-        """Return the rows of the states of the texts' grammars [n, vocabulary], and the number of
-        each text's row, -1 without a grammar.
+        """Return the mask rows of the sequences' grammar states [n, vocabulary], and each
+        sequence's row index, -1 without a grammar.
         """
         if not any(stream.grammar is not None for stream in streams):
             return self._free, np.full(len(streams), -1, np.int32)
@@ -448,8 +451,8 @@ class Model:
     def grammar(
         self, given: Grammar | LazyGrammar | str | None, marks: Sequence[str] = ()
     ) -> Grammar | LazyGrammar | None:
-        """Compile a pattern, caching recent ones. Raises InputError, also without a tokenizer to
-        give the tokens' text. Of special tokens, `marks` alone may match.
+        """Compile a pattern to a grammar, caching recent ones. Raises InputError, also without a
+        tokenizer to give the tokens' text. Of special tokens, `marks` alone may match.
         """
         if given is None or not isinstance(given, str):
             if given is not None and given.vocabulary != self.config.vocabulary:
@@ -477,7 +480,9 @@ class Model:
         return compiled
 
     def _token_trie(self, marks: Sequence[str]) -> TokenTrie:
-        """Return the tokens as grammars see them, with those of `marks` that are special."""
+        """Return the vocabulary as a trie for grammars, in which the special tokens among `marks`
+        have their text.
+        """
         assert self.tokenizer is not None
         special = self.tokenizer.special_tokens if marks else {}
         shown = tuple(mark for mark in marks if mark in special)
@@ -495,7 +500,7 @@ class Model:
     # Texts.
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the tokens of a prompt. Raises InputError for text without a tokenizer, or for
+        """Return the token ids of a prompt. Raises InputError for text without a tokenizer, or for
         neither text nor tokens.
         """
         if not isinstance(prompt, str):
@@ -513,7 +518,7 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> Iterator[Piece]:
-        """Generate the answer to a prompt piece by piece; `changes` override fields of `Sampling`.
+        """Generate the answer to a prompt incrementally; `changes` override fields of `Sampling`.
         Raises InputError for a prompt that is empty, too long or not in the vocabulary, and for
         stop texts without a tokenizer.
         """
@@ -530,7 +535,7 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> AsyncIterator[Piece]:
-        """Generate the answer to a prompt, leaving the event loop free meanwhile; as `generate`."""
+        """Generate the answer to a prompt as `generate` does, without blocking the event loop."""
         pieces = self.generate(prompt, sampling, **changes)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
@@ -541,7 +546,7 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> list[str]:
-        """Return the answers to several prompts, which are made together.
+        """Return the answers to several prompts, generated in one batch.
 
         Args:
             prompts: Texts, tokens, or conversations: lists of messages.
@@ -573,7 +578,7 @@ class Model:
         options: Mapping[str, Any] | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> ChatAnswer:
-        """Answer a conversation by the model's chat template.
+        """Answer a conversation, rendered by the model's chat template.
 
         Args:
             messages: "role" and "content", and what else the template reads.

@@ -1,4 +1,4 @@
-"""Allocator of KV-cache pages, reference-counted so that texts share common prefixes.
+"""Allocator of KV-cache pages with reference counts, so that sequences share common prefixes.
 
 A page that is full never changes again: what stands in it depends on its tokens and on those before
 them, which are its key. A text whose prompt begins with the same tokens takes the page as it is.
@@ -42,8 +42,9 @@ class PageAllocator:
         return -(-tokens // self.size)
 
     def prefix_keys(self, prompt: Sequence[int], variant: bytes = b"") -> list[Key]:
-        """Return the prefix keys of the pages a prompt fills, in order. Prompts share pages if
-        their `variant` is equal: what beside their tokens decides about keys and values.
+        """Return the prefix keys (chained digests) of the pages that a prompt fills, in order.
+        Prompts share pages if their `variant` is equal: what beside their tokens decides about keys
+        and values.
         """
         keys, before = [], variant
         for end in range(self.size, len(prompt) + 1, self.size):
@@ -57,8 +58,8 @@ class PageAllocator:
     def allocate(
         self, keys: Sequence[Key], length: int, tokens: int
     ) -> tuple[list[int], int] | None:
-        """Allocate pages for a text, and return them with the number of its tokens they already
-        hold (always less than all); None if there are not enough.
+        """Allocate pages for a sequence; return them with the number of its tokens already in the
+        cache (always less than all), or None if there are not enough.
 
         Args:
             keys: The prefix keys of the prompt.
@@ -84,8 +85,7 @@ class PageAllocator:
         return keys[: max(length - 1, 0) // self.size]
 
     def next_key(self, keys: Sequence[Key], length: int) -> Key | None:
-        """Return the key of the first page that a prompt could share and that is not filled; None
-        if there is none.
+        """Return the key of the first shareable page that is not filled yet; None if there is none.
 
         Args:
             keys: The prefix keys of the prompt.
@@ -94,7 +94,7 @@ class PageAllocator:
         return next((k for k in self._shareable(keys, length) if k not in self._by_key), None)
 
     def _longest_cached_prefix(self, keys: Sequence[Key]) -> list[int]:
-        """Return the cached pages of the longest known prefix."""
+        """Return the cached pages of the longest cached prefix."""
         pages = []
         for key in keys:
             page = self._by_key.get(key)
@@ -114,12 +114,12 @@ class PageAllocator:
         return page
 
     def mark_filled(self, page: int, key: Key) -> None:
-        """Record that a page is full, under its prefix key."""
+        """Register a full page under its prefix key."""
         if page not in self._keys and key not in self._by_key:
             self._by_key[key], self._keys[page] = page, key
 
     def release(self, pages: Sequence[int]) -> None:
-        """Release the pages of a finished text, keeping those with a key for reuse."""
+        """Release the pages of a finished sequence, keeping those with a key for reuse."""
         for page in pages:
             self._users[page] -= 1
             if self._users[page]:

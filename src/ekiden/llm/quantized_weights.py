@@ -1,4 +1,5 @@
-"""Weights that other libraries quantised: GPTQ, AWQ, compressed-tensors, fp8 and bitsandbytes.
+"""Decoder of weights quantised by other libraries (GPTQ, AWQ, compressed-tensors, fp8): GPTQ, AWQ,
+compressed-tensors, fp8 and bitsandbytes.
 
 `quantization_config` of `config.json` names the method, and a weight is several tensors: integers
 packed into int32, scales, zero points. Integers of 4 bits in groups of a multiple of 32 become the
@@ -29,7 +30,7 @@ from ekiden.llm.bitsandbytes_weights import (
     BITSANDBYTES_MARKS,
     decode_bitsandbytes,
 )
-from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.llm.checkpoint import Checkpoint, Weight
 from ekiden.runtime.errors import LoadError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -47,7 +48,7 @@ STACKED_METHOD = "mxfp4"
 
 @runtime_checkable
 class RawTensors(Protocol):
-    """Checkpoint that has tensors of integers and small floats, too."""
+    """Checkpoint whose integer and small-float tensors can be read as stored."""
 
     def array(self, name: str) -> NDArray[Any]:
         """Return a tensor as it is stored. Raises KeyError."""
@@ -55,8 +56,8 @@ class RawTensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupedIntegers:
-    """Integers of a weight: levels uint8 [rows, columns], scales and zero points float32 [rows,
-    groups]; column c is of group `groups[c]`.
+    """Group-quantised integer weight: levels uint8 [rows, columns], scales and zero points float32
+    [rows, groups]; column c is of group `groups[c]`.
     """
 
     levels: NDArray[np.uint8]
@@ -65,7 +66,7 @@ class GroupedIntegers:
     groups: NDArray[np.int64]
 
     def to_weight(self, name: str, bits: int) -> Weight:
-        """Return the weight (levels - zero point) * scale, in blocks if nothing is rounded."""
+        """Return the weight (levels - zero point) * scale, in blocks if that is lossless."""
         if bits == 4 and (blocks := self._blocks()) is not None:
             format = "q4_0" if blocks.shape[-1] == 18 else "q4_1"
             return Weight(name, format, self.levels.shape, blocks)
@@ -73,8 +74,8 @@ class GroupedIntegers:
         return Weight.of(name, (self.levels.astype(np.float32) - zeros) * scales)
 
     def _blocks(self) -> NDArray[np.uint8] | None:
-        """Return the blocks of 32 numbers, None where groups do not consist of them, or where
-        float16 would round a scale or offset.
+        """Return the blocks of 32 values, None if groups are no multiple of them or float16 would
+        round a scale or offset.
         """
         rows, columns = self.levels.shape
         if columns % BLOCK_VALUES:
@@ -236,7 +237,7 @@ def _decode_bitsandbytes(settings: Mapping[str, Any], name: str, parts: WeightPa
 def _grouped(
     name: str, levels: NDArray[np.uint8], scales: Floats, zeros: Floats, groups: NDArray[np.int64]
 ) -> GroupedIntegers:
-    """Check that tensors fit each other. Raises LoadError."""
+    """Check that shapes agree, and return the group-quantised weight. Raises LoadError."""
     count = scales.shape[1]
     if (
         scales.shape != zeros.shape
@@ -252,7 +253,7 @@ def _grouped(
 
 
 def _packed_bits(settings: Mapping[str, Any], key: str) -> int:
-    """Return the bits of an integer. Raises UnsupportedError."""
+    """Return the bit width of packed integers. Raises UnsupportedError."""
     bits = settings.get(key)
     if bits not in PACKED_BITS:
         raise UnsupportedError(
@@ -262,7 +263,7 @@ def _packed_bits(settings: Mapping[str, Any], key: str) -> int:
 
 
 def _shared_weight_arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what compressed-tensors says of weights, which must be the same for all layers."""
+    """Return compressed-tensors' weight arguments, which must be the same for all layers."""
     groups = settings.get("config_groups")
     weights = [
         group["weights"]
@@ -279,8 +280,8 @@ def _shared_weight_arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationMethod:
-    """Method of quantisation: ends of the names of a weight's tensors, the first of which every
-    quantised weight has, and how they are decoded.
+    """Quantisation method of a library: ends of the names of a weight's tensors, the first of which
+    every quantised weight has, and how they are decoded.
     """
 
     marks: tuple[str, ...]
@@ -308,8 +309,8 @@ QUANTIZATION_METHODS: Mapping[str, QuantizationMethod] = {
 
 
 class QuantizedCheckpoint(Mapping[str, Weight]):
-    """Checkpoint whose weights another library quantised, by the names of plain ones. A weight is
-    decoded when it is requested.
+    """Checkpoint that decodes weights quantised by another library under their unquantised names. A
+    weight is decoded when it is requested.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -340,7 +341,7 @@ class QuantizedCheckpoint(Mapping[str, Weight]):
 
     @property
     def generation(self) -> Mapping[str, object]:
-        """Return how answers are generated, empty if the checkpoint does not say."""
+        """Return the sampling defaults, empty if the checkpoint has none."""
         generation: Mapping[str, object] = getattr(self._checkpoint, "generation", {})
         return generation
 
@@ -368,8 +369,8 @@ class QuantizedCheckpoint(Mapping[str, Weight]):
 
 
 def with_decoded_weights(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with plain weights and blocks alone. Raises UnsupportedError for an
-    unknown method.
+    """Return a checkpoint with unquantised and block-quantised weights only. Raises
+    UnsupportedError for an unknown method.
     """
     settings = checkpoint.config.get("quantization_config")
     if not isinstance(settings, Mapping) or settings.get("quant_method") == STACKED_METHOD:

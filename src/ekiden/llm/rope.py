@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.config_numbers import read_float
+from ekiden.llm.config_validation import read_float
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -20,9 +20,9 @@ __all__ = ["RopeParameters", "read_rope"]
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """Rotary position parameters: frequencies in radians per position of each rotated pair, the
-    factor of cosines and sines, and whether pairs are interleaved (else their elements are half of
-    the rotated part apart).
+    """RoPE parameters: frequencies in radians per position of each rotated pair, the factor of
+    cosines and sines, and whether pairs are interleaved (else their elements are half of the
+    rotated part apart).
     """
 
     frequencies: tuple[float, ...]
@@ -87,12 +87,14 @@ def _scale_yarn(
     """Interpolate frequencies as in Peng et al., "YaRN: Efficient Context Window Extension of Large
     Language Models".
     """
-    factor, turning = float(settings["factor"]), 2 * len(plain)
+    factor, rotated_depth = float(settings["factor"]), 2 * len(plain)
     old = float(settings["original_max_position_embeddings"])
 
     def pair_of_rotations(rotation_count: float) -> float:
-        """Return the pair that makes this number of rotations over the original context."""
-        return turning * math.log(old / (rotation_count * 2 * math.pi)) / (2 * math.log(base))
+        """Return the dimension pair that makes this number of rotations over the original
+        context.
+        """
+        return rotated_depth * math.log(old / (rotation_count * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = (
         pair_of_rotations(float(settings.get("beta_fast") or 32)),
@@ -100,7 +102,7 @@ def _scale_yarn(
     )
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, turning - 1)
+    low, high = max(low, 0), min(high, rotated_depth - 1)
     # Peng et al., "YaRN" (2023): the ramp between interpolated and extrapolated dimensions.
     ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
     extrapolated = 1 - ramp
@@ -148,8 +150,8 @@ def read_rope(
     context: int,
     is_local: bool = False,
 ) -> RopeParameters:
-    """Return the rope of a configuration, in any form transformers has used: `rope_theta` and
-    `rope_scaling`, or both in `rope_parameters`.
+    """Return the RoPE parameters of a configuration, in any form transformers has used:
+    `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
 
     Args:
         config: The configuration.
@@ -175,13 +177,15 @@ def read_rope(
     kind = str(settings.get("rope_type", settings.get("type", "default")))
     if kind not in ROPE_SCALINGS:
         raise UnsupportedError(f"config: rope {kind!r} is none of {', '.join(ROPE_SCALINGS)}")
-    turning = int(depth * share)
-    if not 2 <= turning <= depth or turning % 2:
+    rotated_depth = int(depth * share)
+    if not 2 <= rotated_depth <= depth or rotated_depth % 2:
         raise ImportModelError(
             f"config: rope: an even number of the {depth} places of a head expected to turn, got"
-            f" {turning}"
+            f" {rotated_depth}"
         )
-    plain = (1 / base ** (np.arange(0, turning, 2, dtype=np.float64) / turning)).astype("f4")
+    plain = (1 / base ** (np.arange(0, rotated_depth, 2, dtype=np.float64) / rotated_depth)).astype(
+        "f4"
+    )
     both = {
         "max_position_embeddings": config.get("max_position_embeddings"),
         "original_max_position_embeddings": config.get("original_max_position_embeddings")

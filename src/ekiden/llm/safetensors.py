@@ -1,4 +1,4 @@
-"""The safetensors format: a folder as transformers saves a model in.
+"""Reader and writer of the safetensors format: a folder as transformers saves a model in.
 
 A file is the length of its header (uint64), the header as JSON, and the data: the header has for
 each tensor its dtype, shape and where it lies in the data. A folder has `config.json`, and either
@@ -21,8 +21,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.checkpoint import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.llm.torch_file import TorchFile
-from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.cached_property import cached_property
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -103,8 +103,8 @@ class SafetensorsFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, self.array(name))
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return a tensor as it is stored, of quantised weights too. Raises KeyError, and LoadError
-        for an unsupported dtype.
+        """Return a tensor as stored, quantised weights included. Raises KeyError, and LoadError for
+        an unsupported dtype.
         """
         tensor = self._tensors[name]
         where = f"{self.path}: tensor '{name}'"
@@ -152,7 +152,9 @@ def _parse_json_object(path: Path, raw: bytes, what: str, **options: Any) -> dic
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs. Raises ValueError for a key that is there twice."""
+    """Return an object from key-value pairs, rejecting duplicate keys. Raises ValueError for a key
+    that is there twice.
+    """
     fields = dict(pairs)
     if len(fields) != len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -174,7 +176,9 @@ def _parse_tensor_entry(where: str, entry: object, begin: int, data_bytes: int) 
 def _check_tiling(
     path: Path, tensors: Mapping[str, _TensorEntry], begin: int, data_bytes: int
 ) -> None:
-    """Raise LoadError unless each of the `data_bytes` from `begin` on belongs to one tensor."""
+    """Raise LoadError unless the tensors tile the `data_bytes` from `begin` on without gaps or
+    overlaps.
+    """
     # Overlaps and holes carry what other readers of the format do not see (polyglot files).
     position = begin
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -270,7 +274,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         return _parse_json_object(path, raw, "the file")
 
     def _shard_index(self) -> dict[str, str]:
-        """Return the file of each tensor. Raises LoadError."""
+        """Return the shard file of each tensor. Raises LoadError."""
         shard_by_tensor = self._read_json(self._index_file).get("weight_map")
         if not isinstance(shard_by_tensor, dict) or not all(
             isinstance(p, str) for p in shard_by_tensor.values()

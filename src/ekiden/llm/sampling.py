@@ -1,4 +1,4 @@
-"""Sampling parameters, and when a text ends."""
+"""Sampling parameters and stopping criteria of a generation."""
 
 from __future__ import annotations
 
@@ -105,12 +105,14 @@ class Sampling:
 
     @property
     def changes_logits(self) -> bool:
-        """Return whether numbers are added to logits: penalties by count, or biases."""
+        """Return whether biases or penalties are added to logits: penalties by count, or biases."""
         return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
 
     @property
     def is_stepwise(self) -> bool:
-        """Return whether the host takes part in each token: its logits are changed or reported."""
+        """Return whether the host takes part in each token, so that steps cannot be batched: its
+        logits are changed or reported.
+        """
         return self.changes_logits or self.logprobs is not None
 
     @property

@@ -1,4 +1,5 @@
-"""Experts whose weights are one tensor of a layer (gpt-oss), under a name for each expert.
+"""Checkpoint view with one tensor per expert, for families that stack experts in one tensor
+(gpt-oss).
 
     experts.gate_up_proj         [experts, hidden, 2 * inner], gate and up in turns
     experts.gate_up_proj_blocks  [experts, 2 * inner, hidden / 32, 16] of MXFP4, two numbers a byte,
@@ -20,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.exact_blocks import MXFP4_BLOCK_VALUES, mxfp4_weight
+from ekiden.llm.checkpoint import Checkpoint, Weight
+from ekiden.llm.lossless_blocks import MXFP4_BLOCK_VALUES, mxfp4_weight
 from ekiden.llm.quantized_weights import RawTensors
-from ekiden.llm.weights import Checkpoint, Weight
 from ekiden.runtime.errors import LoadError
 
-__all__ = ["StackedExperts", "with_single_experts"]
+__all__ = ["StackedExperts", "with_unstacked_experts"]
 
 STACKED_ARCHITECTURES = ("GptOssForCausalLM",)
 STACKED_NAME = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
@@ -33,8 +34,8 @@ EXPERT_NAME = re.compile(r"(.*\.experts\.)(\d+)\.(gate_up_proj|down_proj)\.(weig
 
 
 class StackedExperts(Mapping[str, Weight]):
-    """Checkpoint with a weight and a bias for each expert. Raises LoadError for tensors that do not
-    fit each other.
+    """Checkpoint view that unstacks the weights and biases of experts. Raises LoadError for tensors
+    that do not fit each other.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -62,7 +63,7 @@ class StackedExperts(Mapping[str, Weight]):
 
     @property
     def generation(self) -> Mapping[str, object]:
-        """Return how answers are generated, empty if the checkpoint does not say."""
+        """Return the sampling defaults, empty if the checkpoint has none."""
         generation: Mapping[str, object] = getattr(self._checkpoint, "generation", {})
         return generation
 
@@ -89,10 +90,10 @@ class StackedExperts(Mapping[str, Weight]):
                 f"'{stored}': {axes} axes, {self._count()} experts expected, got {weight.shape}"
             )
         rows = weight.data[number].T
-        return Weight.of(name, _apart(rows) if in_turns else rows, weight.format)
+        return Weight.of(name, _deinterleave_rows(rows) if in_turns else rows, weight.format)
 
     def _decoded(self, name: str, stored: str, number: int, in_turns: bool) -> Weight:
-        """Return an expert's weight of MXFP4."""
+        """Return one expert's MXFP4 weight."""
         raw = self._checkpoint
         if not isinstance(raw, RawTensors):
             raise LoadError(f"'{stored}': a checkpoint with tensors of bytes expected")
@@ -115,7 +116,7 @@ class StackedExperts(Mapping[str, Weight]):
         codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
         exponents = scales[number]
         if in_turns:
-            codes, exponents = _apart(codes), _apart(exponents)
+            codes, exponents = _deinterleave_rows(codes), _deinterleave_rows(exponents)
         return mxfp4_weight(name, codes, exponents)
 
     def check(self) -> None:
@@ -125,13 +126,13 @@ class StackedExperts(Mapping[str, Weight]):
             check()
 
 
-def _apart(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows in turns as the even ones and behind them the odd ones."""
+def _deinterleave_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return interleaved rows as the even ones followed by the odd ones."""
     return np.concatenate([rows[::2], rows[1::2]])
 
 
-def with_single_experts(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint that has a tensor for each expert, where its family stacks them."""
+def with_unstacked_experts(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with one tensor per expert, where its family stacks them."""
     architectures = checkpoint.config.get("architectures") or ()
     names = architectures if isinstance(architectures, (list, tuple)) else (architectures,)
     is_stacked = any(name in STACKED_ARCHITECTURES for name in names)

@@ -1,4 +1,4 @@
-"""Stop texts."""
+"""Streaming search for stop strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["StopFilter", "suffix_overlap"]
 
 
 class StopFilter:
-    """Streaming filter that holds back text which may be the beginning of a stop text."""
+    """Streaming filter that holds back text that may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -16,7 +16,7 @@ class StopFilter:
         self.has_stopped = False
 
     def feed(self, text: str) -> str:
-        """Feed text and return what can be passed on; nothing from the first stop text on."""
+        """Append text and return what can be emitted; nothing from the first stop string on."""
         self._held += text
         positions = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if positions:
@@ -36,6 +36,6 @@ class StopFilter:
 
 
 def suffix_overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text begin a stop text."""
+    """Return the length of the longest suffix of a text that is a prefix of a stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by the names and shapes that a builder expects."""
+"""Reader of checkpoint tensors that checks their shapes and records which were read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import Checkpoint, Weight
+from ekiden.llm.checkpoint import Checkpoint, Weight
 from ekiden.runtime.errors import ImportModelError
 
 __all__ = ["UNQUANTIZED_FORMATS", "TensorReader", "dequantize", "format_shape"]
@@ -17,8 +17,8 @@ UNQUANTIZED_FORMATS = ("float32", "float16", "bfloat16")
 
 
 class TensorReader:
-    """Reader of a checkpoint's tensors, which remembers what was read. Raises ImportModelError
-    naming a tensor that is missing or has another shape.
+    """Reader of a checkpoint's tensors that records which were read. Raises ImportModelError naming
+    a tensor that is missing or has another shape.
     """
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, probe: str) -> None:
@@ -44,14 +44,14 @@ class TensorReader:
         return self.stored_name(name) in self._names
 
     def stored_name(self, name: str) -> str:
-        """Return what the checkpoint calls a tensor: its prefix may be another one."""
+        """Return a tensor's name in the checkpoint: its prefix may be another one."""
         if self._prefix == self._usual_prefix or not name.startswith(self._usual_prefix):
             return name
         return self._prefix + name.removeprefix(self._usual_prefix)
 
     def read_weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
-        """Return the tensor of a name and shape, in which None is any size. Raises ImportModelError
-        if it is missing or has another shape.
+        """Return a tensor after checking its shape, in which None matches any size. Raises
+        ImportModelError if it is missing or has another shape.
         """
         name = self.stored_name(name)
         if name not in self._names:
@@ -71,13 +71,13 @@ class TensorReader:
         return tensor
 
     def read_vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """Return a vector as numbers."""
+        """Return a vector as float32."""
         return dequantize(self.read_weight(name, (size,)))
 
 
 def _stored_prefix(stored: frozenset[str], prefix: str, probe: str) -> str:
-    """Return what stands in a checkpoint for the prefix of names: none in those of a model without
-    its head, another one in those of a multimodal model.
+    """Return the name prefix that a checkpoint uses in place of `prefix`: none in those of a model
+    without its head, another one in those of a multimodal model.
     """
     rest = probe.removeprefix(prefix)
     candidates = (prefix, "", "model.language_model.", f"language_model.{prefix}")
@@ -85,7 +85,7 @@ def _stored_prefix(stored: frozenset[str], prefix: str, probe: str) -> str:
 
 
 def dequantize(weight: Weight) -> NDArray[np.float32]:
-    """Return a weight's numbers as a contiguous array of float32."""
+    """Return a weight as a contiguous float32 array."""
     if weight.format in UNQUANTIZED_FORMATS:
         return np.ascontiguousarray(weight.data, np.float32)
     return weight.values()

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary as a trie over their bytes: tokens with a common beginning move an
+"""Trie of a vocabulary over the bytes of its tokens: tokens with a common beginning move an
 automaton by it once.
 """
 
@@ -20,9 +20,9 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class TrieLevel:
-    """Nodes of one depth. begins: int32 [nodes above + 1], where the children of each node of the
-    level above begin; letters: uint8 [nodes], the byte that leads to each; tokens: int32 [k], those
-    that end here, at the nodes `ends` int32 [k].
+    """Trie nodes of one depth, as arrays: begins int32 [nodes above + 1], where the children of
+    each node of the level above begin; letters uint8 [nodes], the byte that leads to each; tokens:
+    int32 [k], those that end here, at the nodes `ends` int32 [k].
     """
 
     begins: Ints
@@ -31,8 +31,8 @@ class TrieLevel:
     ends: Ints
 
     def children(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """Return the children [k] of some nodes of the level above, and the place in `nodes` of the
-        parent of each [k].
+        """Return the children [k] of nodes of the level above, and for each the index of its parent
+        in `nodes`.
         """
         begins = self.begins[nodes]
         counts = self.begins[nodes + 1] - begins
@@ -42,10 +42,10 @@ class TrieLevel:
 
 
 class TokenTrie:
-    """Trie of a vocabulary."""
+    """Trie of a vocabulary over bytes."""
 
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
-        """Create the trie; None and the empty text stand for tokens that never occur in a text."""
+        """Create the trie; None and the empty text stand for tokens that are never generated."""
         self.tokens = tokens
         kept = [n for n, token in enumerate(tokens) if token and len(token) <= MAX_TOKEN_BYTES]
         # Sorted, tokens with a common beginning stand together.

@@ -1,4 +1,4 @@
-"""The forms in which models write calls of functions: one row for each, chosen by the marks of the
+"""Tool-call formats of models, one table row each: one row for each, chosen by the marks of the
 model's chat template.
 
 form     where               an answer with a call
@@ -28,7 +28,7 @@ __all__ = ["TOOL_FORMATS", "ToolCall", "ToolFormat", "find_tool_format", "read_c
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call of a function."""
+    """Tool call parsed from an answer."""
 
     name: str
     arguments: str
@@ -39,7 +39,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Form of calls in an answer."""
+    """Tool-call format of an answer."""
 
     name: str
     marks: tuple[str, ...]
@@ -60,7 +60,7 @@ class ToolFormat:
 
 
 def read_calls(value: object) -> list[ToolCall] | None:
-    """Return the calls that a JSON value means: an object, or a list of them."""
+    """Return the tool calls in a JSON value: an object, or a list of them."""
     entries = value if isinstance(value, list) else [value]
     calls = []
     for entry in entries:
@@ -86,7 +86,7 @@ def _parse_json(text: str) -> object:
 
 
 def _parse_objects(body: str) -> list[ToolCall] | None:
-    """Parse JSON objects or lists one after another, with ";", "," or space between them."""
+    """Parse consecutive JSON objects or lists, separated by ";", "," or whitespace."""
     decoder, at = json.JSONDecoder(), 0
     calls: list[ToolCall] = []
     while True:
@@ -140,7 +140,9 @@ def _parse_python(body: str) -> list[ToolCall] | None:
 
 
 def _python_call(node: ast.expr) -> ToolCall:
-    """Return one call. Raises ValueError for what is none with literals by keyword."""
+    """Return the tool call of a Python call expression. Raises ValueError for what is none with
+    literals by keyword.
+    """
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("a call with arguments by keyword expected")
     arguments = {
@@ -154,7 +156,7 @@ _XML_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DO
 
 
 def _parse_xml(body: str) -> list[ToolCall] | None:
-    """Parse functions whose parameters are elements; values that are JSON are taken as such."""
+    """Parse functions whose parameters are XML elements; JSON values are decoded."""
     calls = []
     for function in _XML_FUNCTION.finditer(body):
         arguments: dict[str, Any] = {}
@@ -191,7 +193,9 @@ TOOL_FORMATS: Sequence[ToolFormat] = (
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """Return the form of calls by a model's chat template; None for a template without tools."""
+    """Return the tool-call format by the markers in a model's chat template; None for a template
+    without tools.
+    """
     if "tools" not in template:
         return None
     return next(row for row in TOOL_FORMATS if all(mark in template for mark in row.marks))

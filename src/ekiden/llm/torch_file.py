@@ -1,4 +1,4 @@
-"""Checkpoints that `torch.save` wrote (`pytorch_model.bin`), read without running what they say.
+"""Reader of `torch.save` checkpoints (`pytorch_model.bin`) that executes no pickled code.
 
 A file is a zip archive: `data.pkl` is a pickle of tensors by name, and `data/N` are their bytes. A
 pickle may call any function. Here it may call those that rebuild tensors alone, which only note
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
+from ekiden.llm.checkpoint import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["TorchFile"]
@@ -69,7 +69,7 @@ OPCODES = frozenset(
 
 
 class _Storage(NamedTuple):
-    """Bytes of tensors: the entry of the archive, its kind, and elements."""
+    """Storage of tensor elements: the entry of the archive, its kind, and elements."""
 
     entry: str
     kind: str
@@ -77,7 +77,7 @@ class _Storage(NamedTuple):
 
 
 class _StoredTensor(NamedTuple):
-    """Tensor of a storage: shape, and strides and offset in elements."""
+    """View of a storage: shape, and strides and offset in elements."""
 
     storage: _Storage
     offset: int
@@ -86,8 +86,8 @@ class _StoredTensor(NamedTuple):
 
 
 class TorchFile(Mapping[str, Weight]):
-    """File of `torch.save`: tensors by name, as read-only views of the mapped file. Raises
-    LoadError.
+    """`torch.save` file as a mapping: tensors by name, as read-only views of the mapped file.
+    Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -170,7 +170,9 @@ class TorchFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, data)
 
     def _storage(self, where: str, storage: _Storage, item_bytes: int) -> NDArray[np.uint8]:
-        """Return the bytes of a storage. Raises LoadError unless the file has them plain."""
+        """Return the bytes of a storage as a view of the mapped file. Raises LoadError unless the
+        file has them plain.
+        """
         entry = self._entries.get(f"{self._root}data/{storage.entry}")
         size = storage.elements * item_bytes
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
@@ -194,7 +196,7 @@ class TorchFile(Mapping[str, Weight]):
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Raise LoadError for an instruction that tensors do not need."""
+    """Raise LoadError for a pickle opcode outside the allowlist."""
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in OPCODES:
             raise LoadError(f"the pickle: instruction {opcode.name} is none of a file of tensors")
@@ -206,7 +208,7 @@ def _check_opcodes(content: bytes) -> None:
 def _rebuild_tensor(
     storage: object, offset: object, shape: object, strides: object, *_: object
 ) -> _StoredTensor:
-    """Note where a tensor lies (torch._utils._rebuild_tensor_v2)."""
+    """Describe a tensor instead of rebuilding it (torch._utils._rebuild_tensor_v2)."""
     sizes = [shape, strides]
     if not (
         isinstance(storage, _Storage)
@@ -239,13 +241,15 @@ CALLABLES: Mapping[tuple[str, str], object] = {
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Unpickler that knows tensors alone."""
+    """Unpickler restricted to tensors."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
 
     def find_class(self, module_name: str, global_name: str, /) -> object:
-        """Return what stands for a name. Raises LoadError for one that is not a tensor's."""
+        """Return the stand-in for a global, or raise LoadError. Raises LoadError for one that is
+        not a tensor's.
+        """
         if (module_name, global_name) not in CALLABLES:
             raise LoadError(f"the pickle names '{module_name}.{global_name}', which is no tensor's")
         return CALLABLES[module_name, global_name]

@@ -14,7 +14,7 @@ from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_biases import TokenScore
-from ekiden.llm.text import Detokenizer, Tokenizer
+from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.config import TextConfig
 from ekiden.serve.text import Message, Piece, Sampling, ScoredToken, TextRequest

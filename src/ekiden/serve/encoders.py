@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import llm
+from ekiden.llm.checkpoint_files import open_checkpoint
 from ekiden.llm.embedding import MODULES_FILE
 from ekiden.llm.encoder import is_encoder, read_encoder_config
-from ekiden.llm.files import open_checkpoint
 from ekiden.runtime.errors import LoadError
 from ekiden.serve.config import TextConfig
 from ekiden.serve.decoders import open_decoder

@@ -129,7 +129,7 @@ class IteratorSource:
             close()
 
 
-class WithheldScores:
+class HeldBackScores:
     """Scores of tokens whose text is held back."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Generation:
         """
         assert self._source is not None
         # A stop text may span pieces, so its possible beginnings are held back.
-        held, scores = StopFilter(self._sampling.stop), WithheldScores()
+        held, scores = StopFilter(self._sampling.stop), HeldBackScores()
         is_over = False
         while not (held.has_stopped or is_over):
             pieces = await self._await_with_deadline(self._source.next_pieces())

@@ -49,7 +49,7 @@ class OpenAIAnswer:
         for generation in self._generations:
             generation.close()
 
-    def _head(self, kind: str) -> dict[str, object]:
+    def _response_head(self, kind: str) -> dict[str, object]:
         return {
             "id": self._id, "object": kind, "created": self._created, "model": self._request.model,
             "system_fingerprint": None,
@@ -69,7 +69,7 @@ class OpenAIAnswer:
         choices = await asyncio.gather(
             *(self._collect_choice(n) for n in range(len(self._generations)))
         )
-        return {**self._head(self._form.whole), "choices": choices, "usage": self._usage()}
+        return {**self._response_head(self._form.whole), "choices": choices, "usage": self._usage()}
 
     async def _collect_choice(self, index: int) -> dict[str, object]:
         deltas = [delta async for delta in self._deltas(index)]
@@ -81,14 +81,14 @@ class OpenAIAnswer:
         for index in range(count):
             for body in self._form.first(self._prompt_text(index)):
                 yield self._chunk(index, body)
-        async for index, delta in merge([self._deltas(n) for n in range(count)]):
+        async for index, delta in merge_deltas([self._deltas(n) for n in range(count)]):
             for body in self._form.part(delta):
                 yield self._chunk(index, body)
         if self._request.usage:
-            yield {**self._head(self._form.chunk), "choices": [], "usage": self._usage()}
+            yield {**self._response_head(self._form.chunk), "choices": [], "usage": self._usage()}
 
     def _chunk(self, index: int, body: dict[str, object]) -> dict[str, object]:
-        chunk = {**self._head(self._form.chunk), "choices": [{"index": index, **body}]}
+        chunk = {**self._response_head(self._form.chunk), "choices": [{"index": index, **body}]}
         return {**chunk, "usage": None} if self._request.usage else chunk
 
     def _prompt_text(self, index: int) -> str:
@@ -124,7 +124,7 @@ class OpenAIAnswer:
         return number == 1 or self._request.is_parallel
 
 
-async def merge(
+async def merge_deltas(
     iterators: Sequence[AsyncIterator[ChoiceDelta]],
 ) -> AsyncIterator[tuple[int, ChoiceDelta]]:
     """Yield the deltas of all choices as they come, each with the number of its choice."""
@@ -149,7 +149,7 @@ async def merge(
             task.cancel()
 
 
-def new_call_id(length: int = 0) -> str:
+def new_tool_call_id(length: int = 0) -> str:
     """Return the identifier of a call, of `length` letters where a template wants as many."""
     if length:
         return "".join(secrets.choice(CALL_ID_LETTERS) for _ in range(length))
@@ -176,7 +176,7 @@ class ChatFormat:
             if part.delta.call is None:
                 texts[part.delta.kind] += part.delta.text
             else:
-                calls.append(_call(part.delta))
+                calls.append(_format_call(part.delta))
         content = texts["content"] or (None if calls else "")
         message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
         if texts["reasoning"]:
@@ -198,7 +198,7 @@ class ChatFormat:
         if delta is not None and delta.call is not None:
             bodies.append(
                 self._body(
-                    {"tool_calls": [{"index": part.call_index, **_call(delta)}]}, part.scores
+                    {"tool_calls": [{"index": part.call_index, **_format_call(delta)}]}, part.scores
                 )
             )
         elif delta is not None:
@@ -219,17 +219,17 @@ class ChatFormat:
     def _logprobs(self, scores: Sequence[ScoredToken]) -> dict[str, object] | None:
         if not self._wants_scores:
             return None
-        return {"content": [_chat_score(score) for score in scores], "refusal": None}
+        return {"content": [_format_chat_logprob(score) for score in scores], "refusal": None}
 
 
-def _call(delta: AnswerDelta) -> dict[str, object]:
+def _format_call(delta: AnswerDelta) -> dict[str, object]:
     call = delta.call
     assert call is not None
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_call_id(call.id_length), "type": "function", "function": function}
+    return {"id": new_tool_call_id(call.id_length), "type": "function", "function": function}
 
 
-def _chat_score(score: ScoredToken) -> dict[str, object]:
+def _format_chat_logprob(score: ScoredToken) -> dict[str, object]:
     def entry(data: bytes, logprob: float) -> dict[str, object]:
         """Return a token with its log-probability and bytes, as OpenAI writes it."""
         return {

@@ -13,7 +13,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.openai_fields import read_fields
 from ekiden.serve.text import EmbeddingModel, Embeddings
-from ekiden.serve.text_calls import call_text_model
+from ekiden.serve.text_model_calls import call_text_model
 
 __all__ = ["EmbeddingRequest", "embed", "parse_embedding_request"]
 
@@ -69,11 +69,14 @@ async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, o
     if not isinstance(text, EmbeddingModel):
         raise RequestError(f"'model': '{request.model[:64]}' makes no embeddings")
     return await call_text_model(
-        engine, request.model, version, lambda: _answer(request, text.embed(request.inputs))
+        engine,
+        request.model,
+        version,
+        lambda: _format_response(request, text.embed(request.inputs)),
     )
 
 
-def _answer(request: EmbeddingRequest, made: Embeddings) -> dict[str, object]:
+def _format_response(request: EmbeddingRequest, made: Embeddings) -> dict[str, object]:
     """Return the answer with a model's vectors. Raises RequestError for a wanted length that they
     do not have.
     """
@@ -86,14 +89,14 @@ def _answer(request: EmbeddingRequest, made: Embeddings) -> dict[str, object]:
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": entry}
-            for index, entry in enumerate(_encoded(vectors, request.is_base64))
+            for index, entry in enumerate(_encode_vectors(vectors, request.is_base64))
         ],
         "model": request.model,
         "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
     }
 
 
-def _encoded(vectors: Any, is_base64: bool) -> Sequence[object]:  # noqa: ANN401  # float32 [n, d]
+def _encode_vectors(vectors: Any, is_base64: bool) -> Sequence[object]:  # noqa: ANN401  # float32 [n, d]
     if is_base64:
         return [base64.b64encode(row.tobytes()).decode() for row in vectors]
     rows: list[object] = vectors.tolist()

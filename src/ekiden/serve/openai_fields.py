@@ -48,7 +48,7 @@ class RequestField:
         return f"| `{self.name}` | {names} | {self.effect or 'taken, changes nothing'} |"
 
 
-def _number(minimum: float, maximum: float) -> Reader:
+def _number_reader(minimum: float, maximum: float) -> Reader:
     def read(name: str, value: Any) -> float:  # noqa: ANN401  # JSON
         """Return the number. Raises RequestError for one out of range."""
         if type(value) not in (int, float) or not minimum <= value <= maximum:
@@ -58,7 +58,7 @@ def _number(minimum: float, maximum: float) -> Reader:
     return read
 
 
-def _integer(minimum: int, maximum: int) -> Reader:
+def _integer_reader(minimum: int, maximum: int) -> Reader:
     def read(name: str, value: Any) -> int:  # noqa: ANN401  # JSON
         """Return the whole number. Raises RequestError for one out of range."""
         if type(value) is not int or not minimum <= value <= maximum:
@@ -68,7 +68,7 @@ def _integer(minimum: int, maximum: int) -> Reader:
     return read
 
 
-def _only(*values: object) -> Reader:
+def _enum_reader(*values: object) -> Reader:
     """Read a field of which some values alone are honoured."""
 
     def read(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
@@ -80,47 +80,47 @@ def _only(*values: object) -> Reader:
     return read
 
 
-def _flag(name: str, value: Any) -> bool:  # noqa: ANN401  # JSON
+def _read_bool(name: str, value: Any) -> bool:  # noqa: ANN401  # JSON
     if not isinstance(value, bool):
         raise RequestError(f"'{name}': true or false expected")
     return value
 
 
-def _text(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+def _read_text(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     if not isinstance(value, str):
         raise RequestError(f"'{name}': a text expected")
     return value
 
 
-def _anything(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
+def _read_any(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
     return value
 
 
-def _model(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+def _read_model(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     if not isinstance(value, str):
         raise RequestError(f"'{name}': a name expected")
     return value
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+def _read_object(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
     if not isinstance(value, dict):
         raise RequestError(f"'{name}': an object expected")
     return value
 
 
-def _list(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
+def _read_list(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
     if not isinstance(value, list):
         raise RequestError(f"'{name}': a list expected")
     return value
 
 
-def _messages(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
+def _read_messages(name: str, value: Any) -> list[Any]:  # noqa: ANN401  # JSON
     if not isinstance(value, list) or not value:
         raise RequestError(f"'{name}': a list of messages expected")
     return value
 
 
-def _stops(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
+def _read_stops(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
     stops = [value] if isinstance(value, str) else value
     if (
         not isinstance(stops, list)
@@ -134,9 +134,9 @@ def _stops(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
     return tuple(stops)
 
 
-def _biases(name: str, value: Any) -> dict[int, float]:  # noqa: ANN401  # JSON
+def _read_logit_bias(name: str, value: Any) -> dict[int, float]:  # noqa: ANN401  # JSON
     biases: dict[int, float] = {}
-    for token, bias in _object(name, value).items():
+    for token, bias in _read_object(name, value).items():
         is_token = token.isascii() and token.isdigit() and len(token) < 10
         if not is_token or type(bias) not in (int, float) or not -100 <= bias <= 100:
             raise RequestError(f"'{name}': numbers from -100 to 100 by tokens expected")
@@ -146,19 +146,19 @@ def _biases(name: str, value: Any) -> dict[int, float]:  # noqa: ANN401  # JSON
     return biases
 
 
-def _stream_options(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
-    options = _object(name, value)
+def _read_stream_options(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+    options = _read_object(name, value)
     for key, entry in options.items():
         if key not in ("include_usage", "include_obfuscation"):
             raise RequestError(f"'{name}.{key[:64]}' is not supported")
         if entry is not None:
-            _flag(f"{name}.{key}", entry)
+            _read_bool(f"{name}.{key}", entry)
     if options.get("include_obfuscation"):
         raise RequestError(f"'{name}.include_obfuscation': this value is not supported")
     return options
 
 
-def _text_form(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+def _read_text_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     """Return the pattern that "text" of a response asks for, whose format holds the schema itself;
     empty for any answer.
     """
@@ -169,18 +169,18 @@ def _text_form(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     form = value.get("format")
     if isinstance(form, dict) and form.get("type") == "json_schema" and "schema" in form:
         form = {"type": "json_schema", "json_schema": form}
-    return "" if form is None else _response_format(f"{name}.format", form)
+    return "" if form is None else _read_response_format(f"{name}.format", form)
 
 
-def _reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401  # JSON
+def _read_reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401  # JSON
     """Return what is asked of reasoning: its effort."""
-    fields = {k: v for k, v in _object(name, value).items() if v is not None}
+    fields = {k: v for k, v in _read_object(name, value).items() if v is not None}
     if unknown := sorted(fields.keys() - {"effort"}):
         raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
     return fields
 
 
-def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
+def _read_response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     """Return the pattern of the answers that a format allows; empty for any."""
     form = value if isinstance(value, dict) else {}
     kind, described = form.get("type"), form.get("json_schema")
@@ -205,67 +205,67 @@ def _response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
         raise RequestError(f"'{name}': {error}") from error
 
 
-_PENALTY = _number(-2, 2)
-_TOKENS = _integer(1, 2**31)
-_SEED = _integer(-(2**63), 2**63 - 1)
+_PENALTY = _number_reader(-2, 2)
+_TOKENS = _integer_reader(1, 2**31)
+_SEED = _integer_reader(-(2**63), 2**63 - 1)
 # fmt: off
 FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestField, (
-    # name                    for      read by                  honoured by
-    ("model",                  "cprek", _model,                  "the model, or an adapter of one"),
-    ("lora",                   "cpr",  _text,                   "an adapter; an extension"),
-    ("messages",               "c",    _messages,               "the chat template"),
-    ("prompt",                 "p",    _anything,               "texts or tokens, one or several"),
-    ("input",                  "re",   _anything,               "a conversation; texts or tokens"),
-    ("query",                  "k",    _text,                   "what documents are scored for"),
-    ("documents",              "k",    _list,                   "texts, or objects with `text`"),
-    ("top_n",                  "k",    _integer(1, 2**31),      "so many of the best"),
-    ("return_documents",       "k",    _flag,                   "`false`: without the texts"),
-    ("instructions",           "r",    _text,                   "the message of the system"),
-    ("stream",                 "cpr",   _flag,                   "server-sent events"),
-    ("stream_options",         "cp",   _stream_options,         "`include_usage`"),
-    ("max_tokens",             "cp",   _TOKENS,                 "the engine"),
-    ("max_completion_tokens",  "c",    _TOKENS,                 "the engine, before `max_tokens`"),
-    ("max_output_tokens",      "r",    _TOKENS,                 "the engine"),
-    ("temperature",            "cpr",   _number(0, 2),           "token choice"),
-    ("top_p",                  "cpr",   _number(0, 1),           "token choice"),
-    ("top_k",                  "cpr",   _integer(0, 2**24),      "token choice; an extension"),
-    ("min_p",                  "cpr",   _number(0, 1),           "token choice; an extension"),
-    ("repetition_penalty",     "cpr",   _number(1e-3, 1e3),      "token choice; an extension"),
-    ("frequency_penalty",      "cp",   _PENALTY,                "logits of the answer's tokens"),
-    ("presence_penalty",       "cp",   _PENALTY,                "logits of the answer's tokens"),
-    ("logit_bias",             "cp",   _biases,                 "logits by token"),
-    ("seed",                   "cp",   _SEED,                   "equal seeds give equal answers"),
-    ("stop",                   "cp",   _stops,                  "the answer ends before one"),
-    ("ignore_eos",             "cp",   _flag,                   "an end is no end; an extension"),
-    ("n",                      "cp",   _integer(1, MAX_CHOICES), "seeds one after another"),
-    ("best_of",                "p",    _integer(1, MAX_CHOICES), "the value of `n` alone"),
-    ("logprobs",               "cp",   _anything,               "the model's own distribution"),
-    ("top_logprobs",           "c",    _integer(0, 20),         "the likeliest beside each token"),
-    ("echo",                   "p",    _flag,                   "the prompt; not with `logprobs`"),
-    ("response_format",        "c",    _response_format,        "a grammar"),
-    ("text",                   "r",    _text_form,              "`format`: a grammar"),
-    ("tools",                  "cr",    _list,                   "the chat template, a parser"),
-    ("tool_choice",            "cr",    _anything,               "a grammar forces a call"),
-    ("parallel_tool_calls",    "cr",    _flag,                   "`false`: the first call alone"),
-    ("reasoning_effort",       "c",    _text,                   "a variable of the chat template"),
-    ("reasoning",              "r",    _reasoning,              "`effort`, for the chat template"),
-    ("chat_template_kwargs",   "cr",    _object,                 "its variables; an extension"),
-    ("modalities",             "c",    _only(["text"]),         "text alone"),
-    ("encoding_format",        "e",    _only("float", "base64"), "numbers, or base64 of float32"),
-    ("dimensions",             "e",    _integer(1, 2**20),      "the model's own length alone"),
-    ("previous_response_id",   "r",    _only(),                 "refused: nothing is stored"),
-    ("conversation",           "r",    _only(),                 "refused: nothing is stored"),
-    ("background",             "r",    _only(False),            "answers are waited for"),
-    ("include",                "r",    _only([]),               "nothing further"),
-    ("truncation",             "r",    _only("disabled"),       "a prompt is never cut"),
-    ("functions",              "c",    _only([]),               "refused: `tools` replace it"),
-    ("user",                   "cperk",  _anything,               ""),
-    ("metadata",               "cr",    _anything,               ""),
-    ("store",                  "cr",    _only(False),            "nothing is stored"),
-    ("service_tier",           "cr",    _anything,               ""),
-    ("safety_identifier",      "cr",    _anything,               ""),
-    ("prompt_cache_key",       "cr",    _anything,               ""),
-    ("prediction",             "c",    _anything,               ""),
+    # name                    for      read by                         honoured by
+    ("model",                  "cprek", _read_model,                    "the model, or an adapter of one"),
+    ("lora",                   "cpr",   _read_text,                     "an adapter; an extension"),
+    ("messages",               "c",     _read_messages,                 "the chat template"),
+    ("prompt",                 "p",     _read_any,                      "texts or tokens, one or several"),
+    ("input",                  "re",    _read_any,                      "a conversation; texts or tokens"),
+    ("query",                  "k",     _read_text,                     "what documents are scored for"),
+    ("documents",              "k",     _read_list,                     "texts, or objects with `text`"),
+    ("top_n",                  "k",     _integer_reader(1, 2**31),      "so many of the best"),
+    ("return_documents",       "k",     _read_bool,                     "`false`: without the texts"),
+    ("instructions",           "r",     _read_text,                     "the message of the system"),
+    ("stream",                 "cpr",   _read_bool,                     "server-sent events"),
+    ("stream_options",         "cp",    _read_stream_options,           "`include_usage`"),
+    ("max_tokens",             "cp",    _TOKENS,                        "the engine"),
+    ("max_completion_tokens",  "c",     _TOKENS,                        "the engine, before `max_tokens`"),
+    ("max_output_tokens",      "r",     _TOKENS,                        "the engine"),
+    ("temperature",            "cpr",   _number_reader(0, 2),           "token choice"),
+    ("top_p",                  "cpr",   _number_reader(0, 1),           "token choice"),
+    ("top_k",                  "cpr",   _integer_reader(0, 2**24),      "token choice; an extension"),
+    ("min_p",                  "cpr",   _number_reader(0, 1),           "token choice; an extension"),
+    ("repetition_penalty",     "cpr",   _number_reader(1e-3, 1e3),      "token choice; an extension"),
+    ("frequency_penalty",      "cp",    _PENALTY,                       "logits of the answer's tokens"),
+    ("presence_penalty",       "cp",    _PENALTY,                       "logits of the answer's tokens"),
+    ("logit_bias",             "cp",    _read_logit_bias,               "logits by token"),
+    ("seed",                   "cp",    _SEED,                          "equal seeds give equal answers"),
+    ("stop",                   "cp",    _read_stops,                    "the answer ends before one"),
+    ("ignore_eos",             "cp",    _read_bool,                     "an end is no end; an extension"),
+    ("n",                      "cp",    _integer_reader(1, MAX_CHOICES),"seeds one after another"),
+    ("best_of",                "p",     _integer_reader(1, MAX_CHOICES),"the value of `n` alone"),
+    ("logprobs",               "cp",    _read_any,                      "the model's own distribution"),
+    ("top_logprobs",           "c",     _integer_reader(0, 20),         "the likeliest beside each token"),
+    ("echo",                   "p",     _read_bool,                     "the prompt; not with `logprobs`"),
+    ("response_format",        "c",     _read_response_format,          "a grammar"),
+    ("text",                   "r",     _read_text_format,              "`format`: a grammar"),
+    ("tools",                  "cr",    _read_list,                     "the chat template, a parser"),
+    ("tool_choice",            "cr",    _read_any,                      "a grammar forces a call"),
+    ("parallel_tool_calls",    "cr",    _read_bool,                     "`false`: the first call alone"),
+    ("reasoning_effort",       "c",     _read_text,                     "a variable of the chat template"),
+    ("reasoning",              "r",     _read_reasoning,                "`effort`, for the chat template"),
+    ("chat_template_kwargs",   "cr",    _read_object,                   "its variables; an extension"),
+    ("modalities",             "c",     _enum_reader(["text"]),         "text alone"),
+    ("encoding_format",        "e",     _enum_reader("float", "base64"),"numbers, or base64 of float32"),
+    ("dimensions",             "e",     _integer_reader(1, 2**20),      "the model's own length alone"),
+    ("previous_response_id",   "r",     _enum_reader(),                 "refused: nothing is stored"),
+    ("conversation",           "r",     _enum_reader(),                 "refused: nothing is stored"),
+    ("background",             "r",     _enum_reader(False),            "answers are waited for"),
+    ("include",                "r",     _enum_reader([]),               "nothing further"),
+    ("truncation",             "r",     _enum_reader("disabled"),       "a prompt is never cut"),
+    ("functions",              "c",     _enum_reader([]),               "refused: `tools` replace it"),
+    ("user",                   "cperk", _read_any,                      ""),
+    ("metadata",               "cr",    _read_any,                      ""),
+    ("store",                  "cr",    _enum_reader(False),            "nothing is stored"),
+    ("service_tier",           "cr",    _read_any,                      ""),
+    ("safety_identifier",      "cr",    _read_any,                      ""),
+    ("prompt_cache_key",       "cr",    _read_any,                      ""),
+    ("prediction",             "c",     _read_any,                      ""),
 ))}
 # fmt: on
 

@@ -170,7 +170,9 @@ def build_request(
     adapter = values.get("lora", "")
     requests = tuple(replace(request, adapter=adapter) for request in requests)
     choices = tuple(
-        _with_seed(request, number) for request in requests for number in range(values.get("n", 1))
+        _with_choice_seed(request, number)
+        for request in requests
+        for number in range(values.get("n", 1))
     )
     if "stream_options" in values and not values.get("stream"):
         raise RequestError("'stream_options': 'stream' expected beside it")
@@ -181,7 +183,7 @@ def build_request(
     )  # fmt: skip
 
 
-def _with_seed(request: TextRequest, number: int) -> TextRequest:
+def _with_choice_seed(request: TextRequest, number: int) -> TextRequest:
     """Return the request of a further choice: one with a seed has that of the first and its
     number.
     """

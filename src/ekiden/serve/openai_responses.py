@@ -13,7 +13,7 @@ from typing import Any
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.generation import Generation
-from ekiden.serve.openai_answers import ChoiceDelta, OpenAIAnswer, new_call_id
+from ekiden.serve.openai_answers import ChoiceDelta, OpenAIAnswer, new_tool_call_id
 from ekiden.serve.openai_fields import read_fields
 from ekiden.serve.openai_messages import parse_messages, parse_tool_choice, parse_tools
 from ekiden.serve.openai_requests import RESPONSES, OpenAIRequest, build_request, parse_sampling
@@ -38,11 +38,11 @@ def parse_responses_request(body: Mapping[str, Any]) -> OpenAIRequest:
         entries = [{"role": "user", "content": entries}]
     if not isinstance(entries, list) or not entries:
         raise RequestError("'input': a text, or a list of items, expected")
-    messages = [m for n, entry in enumerate(entries) for m in _messages_of(n, entry)]
+    messages = [m for n, entry in enumerate(entries) for m in _to_chat_messages(n, entry)]
     if "instructions" in values:
         messages.insert(0, {"role": "system", "content": values["instructions"]})
-    tools = parse_tools([_nested_tool(entry) for entry in values.get("tools", [])])
-    choice = parse_tool_choice(_nested_tool(values.get("tool_choice")), tools)
+    tools = parse_tools([_to_chat_tool(entry) for entry in values.get("tools", [])])
+    choice = parse_tool_choice(_to_chat_tool(values.get("tool_choice")), tools)
     options = dict(values.get("chat_template_kwargs", {}))
     effort = values.get("reasoning", {}).get("effort")
     if effort is not None:
@@ -51,7 +51,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> OpenAIRequest:
         {**values, "max_tokens": values.get("max_output_tokens")}, None, values.get("text", "")
     )
     request = TextRequest(
-        messages=parse_messages(_joined(messages)),
+        messages=parse_messages(_merge_assistant_messages(messages)),
         sampling=sampling,
         tools=() if choice == "none" else tools,
         tool_choice="auto" if choice == "none" else choice,
@@ -59,11 +59,11 @@ def parse_responses_request(body: Mapping[str, Any]) -> OpenAIRequest:
     )
     return build_request(
         RESPONSES, values, (request,), is_parallel=values.get("parallel_tool_calls", True),
-        is_forced_call=choice.startswith("function:"), echo=_echo(body),
+        is_forced_call=choice.startswith("function:"), echo=_echoed_fields(body),
     )  # fmt: skip
 
 
-def _echo(body: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an answer repeats of its request."""
     defaults: dict[str, Any] = {
         "instructions": None, "max_output_tokens": None, "metadata": {},
@@ -75,14 +75,14 @@ def _echo(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nested_tool(entry: object) -> object:
+def _to_chat_tool(entry: object) -> object:
     """Return a function of a response's form in that of chats; anything else as it is."""
     if not isinstance(entry, dict) or entry.get("type") != "function" or "function" in entry:
         return entry
     return {"type": "function", "function": {k: v for k, v in entry.items() if k != "type"}}
 
 
-def _messages_of(number: int, item: object) -> list[dict[str, Any]]:
+def _to_chat_messages(number: int, item: object) -> list[dict[str, Any]]:
     """Return an item of a conversation as messages of a chat. Raises RequestError."""
     where = f"input[{number}]"
     kind = item.get("type", "message") if isinstance(item, dict) else None
@@ -112,7 +112,7 @@ def _text_part(where: str, part: object) -> dict[str, Any]:
     return {"type": "text", "text": part.get("text")}
 
 
-def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merge_assistant_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with the calls of one turn of the assistant in one message, as chats have
     them.
     """
@@ -153,7 +153,7 @@ class ResponsesAnswer(OpenAIAnswer):
         finish = ""
         async for delta in self._deltas(0):
             finish = delta.finish or finish
-            for event in self._take(delta):
+            for event in self._delta_events(delta):
                 yield event
         for event in self._close_item():
             yield event
@@ -167,7 +167,7 @@ class ResponsesAnswer(OpenAIAnswer):
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _at_item(self, kind: str, **fields: object) -> dict[str, object]:
+    def _item_event(self, kind: str, **fields: object) -> dict[str, object]:
         """Return an event of the newest item."""
         return self._event(
             kind, output_index=len(self._items) - 1, item_id=self._items[-1]["id"], **fields
@@ -189,7 +189,7 @@ class ResponsesAnswer(OpenAIAnswer):
             } if is_done else None,
         }  # fmt: skip
 
-    def _take(self, part: ChoiceDelta) -> list[dict[str, object]]:
+    def _delta_events(self, part: ChoiceDelta) -> list[dict[str, object]]:
         """Return the events of a delta."""
         delta = part.delta
         if delta is None:
@@ -199,14 +199,14 @@ class ResponsesAnswer(OpenAIAnswer):
             events += [*self._close_item(), *self._open_item(delta.kind)]
         item = self._items[-1]
         if delta.call is not None:
-            item["name"], item["call_id"] = delta.call.name, new_call_id(delta.call.id_length)
+            item["name"], item["call_id"] = delta.call.name, new_tool_call_id(delta.call.id_length)
             events[-1]["item"] = dict(item)
             item["arguments"] = delta.call.arguments
             kind = "response.function_call_arguments.delta"
-            return [*events, self._at_item(kind, delta=delta.call.arguments)]
+            return [*events, self._item_event(kind, delta=delta.call.arguments)]
         item["content"][0]["text"] += delta.text
         kind = "response.reasoning_text" if delta.kind == "reasoning" else "response.output_text"
-        return [*events, self._at_item(f"{kind}.delta", content_index=0, delta=delta.text)]
+        return [*events, self._item_event(f"{kind}.delta", content_index=0, delta=delta.text)]
 
     def _open_item(self, kind: str) -> list[dict[str, object]]:
         """Return the events by which an item begins."""
@@ -231,7 +231,7 @@ class ResponsesAnswer(OpenAIAnswer):
                 part = {"type": "output_text", "text": "", "annotations": []}
             item["content"] = [part]
             events.append(
-                self._at_item("response.content_part.added", content_index=0, part=dict(part))
+                self._item_event("response.content_part.added", content_index=0, part=dict(part))
             )
         return events
 
@@ -246,7 +246,7 @@ class ResponsesAnswer(OpenAIAnswer):
         if kind == "call":
             arguments = item["arguments"]
             events = [
-                self._at_item(
+                self._item_event(
                     "response.function_call_arguments.done", arguments=arguments, name=item["name"]
                 )
             ]
@@ -254,8 +254,8 @@ class ResponsesAnswer(OpenAIAnswer):
             part = item["content"][0]
             name = "response.reasoning_text" if kind == "reasoning" else "response.output_text"
             events = [
-                self._at_item(f"{name}.done", content_index=0, text=part["text"]),
-                self._at_item("response.content_part.done", content_index=0, part=dict(part)),
+                self._item_event(f"{name}.done", content_index=0, text=part["text"]),
+                self._item_event("response.content_part.done", content_index=0, part=dict(part)),
             ]
         done = self._event(
             "response.output_item.done", output_index=len(self._items) - 1, item=dict(item)

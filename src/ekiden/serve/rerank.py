@@ -16,7 +16,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.openai_fields import read_fields
 from ekiden.serve.text import RerankModel, RerankScores
-from ekiden.serve.text_calls import call_text_model
+from ekiden.serve.text_model_calls import call_text_model
 
 __all__ = ["RerankRequest", "parse_rerank_request", "rerank"]
 
@@ -45,7 +45,7 @@ def parse_rerank_request(body: Mapping[str, Any]) -> RerankRequest:
     documents = values.get("documents", [])
     if not 0 < len(documents) <= MAX_DOCUMENTS:
         raise RequestError(f"'documents': from 1 to {MAX_DOCUMENTS} texts expected")
-    texts = tuple(_text_of(document) for document in documents)
+    texts = tuple(_document_text(document) for document in documents)
     return RerankRequest(
         values["model"],
         values["query"],
@@ -55,7 +55,7 @@ def parse_rerank_request(body: Mapping[str, Any]) -> RerankRequest:
     )
 
 
-def _text_of(document: object) -> str:
+def _document_text(document: object) -> str:
     """Return a document's text: it is one, or an object with "text" alone. Raises RequestError."""
     text = document
     if isinstance(document, dict) and document.keys() == {"text"}:
@@ -75,11 +75,11 @@ async def rerank(engine: ServingEngine, request: RerankRequest) -> dict[str, obj
         raise RequestError(f"'model': '{request.model[:64]}' makes no scores of documents")
     return await call_text_model(
         engine, request.model, version,
-        lambda: _answer(request, text.rerank(request.query, request.documents)),
+        lambda: _format_response(request, text.rerank(request.query, request.documents)),
     )  # fmt: skip
 
 
-def _answer(request: RerankRequest, result: RerankScores) -> dict[str, object]:
+def _format_response(request: RerankRequest, result: RerankScores) -> dict[str, object]:
     """Return the answer with a model's scores."""
     scores = np.asarray(result.scores, np.float32)
     if scores.shape != (len(request.documents),):

@@ -1,4 +1,4 @@
-"""Numbers of few bits that become blocks of another format without rounding.
+"""Lossless conversion of low-bit weights to a block format that kernels read.
 
 A format that no kernel reads is worth keeping small where one that kernels read holds the same
 numbers: levels times a scale, if the levels are whole numbers of its range, and float16 holds the
@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import Weight
+from ekiden.llm.checkpoint import Weight
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 
-__all__ = ["MXFP4_BLOCK_VALUES", "mxfp4_weight", "weight_of_levels"]
+__all__ = ["MXFP4_BLOCK_VALUES", "mxfp4_weight", "quantized_levels_to_weight"]
 
 MXFP4_BLOCK_VALUES = 32
 """Numbers of a scale."""
@@ -25,11 +25,11 @@ MXFP4_LEVELS = np.concatenate([FP4_LEVELS, -FP4_LEVELS])
 E8M0_BIAS = 127
 
 
-def weight_of_levels(
+def quantized_levels_to_weight(
     name: str, format: str, levels: NDArray[np.int16], scales: NDArray[np.float32]
 ) -> Weight:
-    """Return levels [..., n] times the scales of blocks [..., n / size] as a weight, in blocks of a
-    format if nothing is rounded, else in float32.
+    """Return levels [..., n] times block scales [..., n / size] as a weight, in blocks of `format`
+    if that is lossless, else in float32.
     """
     with np.errstate(over="ignore", under="ignore"):
         is_exact = bool((scales.astype("<f2").astype(np.float32) == scales).all())
@@ -43,7 +43,7 @@ def weight_of_levels(
 
 
 def mxfp4_weight(name: str, codes: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> Weight:
-    """Return numbers of MXFP4 as a weight.
+    """Convert an MXFP4 tensor to a weight.
 
     Args:
         name: Its name.
@@ -56,4 +56,4 @@ def mxfp4_weight(name: str, codes: NDArray[np.uint8], exponents: NDArray[np.uint
     # An exponent of 255 is NaN, which every number of its block is then.
     scales = np.ldexp(np.float32(0.5), exponents.astype(np.int32) - E8M0_BIAS).astype(np.float32)
     scales = np.where(exponents == 255, np.float32(np.nan), scales)
-    return weight_of_levels(name, "q5_0", MXFP4_LEVELS[codes], scales)
+    return quantized_levels_to_weight(name, "q5_0", MXFP4_LEVELS[codes], scales)

@@ -1,4 +1,4 @@
-"""Automata of patterns that call parts of themselves, made deterministic where a text goes.
+"""Pushdown automata of patterns with recursive group calls, determinised lazily.
 
 The syntax is RE2's, with three forms of PCRE:
 
@@ -48,12 +48,12 @@ Closure: TypeAlias = "tuple[frozenset[Configuration], bool]"
 
 
 def has_group_calls(pattern: str) -> bool:
-    """Return whether a pattern has one of the forms of PCRE."""
+    """Return whether a pattern uses PCRE group calls or definitions."""
     return "(?&" in pattern or _BEFORE_TEXT in pattern
 
 
 class _GroupParser(PatternParser):
-    """Parser of patterns with calls; `groups` are the trees of named groups."""
+    """Parser of patterns with group calls; `groups` holds the syntax trees of named groups."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__(pattern)
@@ -66,7 +66,7 @@ class _GroupParser(PatternParser):
         return super().parse_atom()
 
     def _parse_literal(self) -> bytes:
-        """Parse the text that does not occur, up to the end of the form."""
+        """Parse the excluded text of a complement, up to the end of the construct."""
         chars = []
         while not self.consume_if_next(")"):
             char = self.next_char()
@@ -98,7 +98,7 @@ class _GroupParser(PatternParser):
 
 
 class _PushdownNfa(Nfa):
-    """Nondeterministic automaton of a pattern and its groups, with calls between them."""
+    """Pushdown NFA of a pattern and its groups, with call transitions between them."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _PushdownNfa(Nfa):
 
     @property
     def has_assertions(self) -> bool:
-        """Return whether a place depends on the bytes beside it."""
+        """Return whether a transition depends on neighbouring bytes."""
         return any(condition for moves in self.epsilon_moves for condition, _ in moves)
 
     def _add_group(self, tree: SyntaxTree) -> int:
@@ -145,8 +145,8 @@ class _PushdownNfa(Nfa):
         return super().add_tree(tree, start)
 
     def _add_complement(self, text: bytes, start: int) -> int:
-        """Append what `text` does not occur in: the automaton of Knuth, Morris and Pratt, without
-        its last state.
+        """Append the automaton of the texts that do not contain `text`: the automaton of Knuth,
+        Morris and Pratt, without its last state.
         """
         states = [self.add_state() for _ in text]
         self.epsilon_moves[start].append(("", states[0]))
@@ -167,7 +167,7 @@ class _PushdownNfa(Nfa):
 
 
 class PushdownAutomaton:
-    """Deterministic automaton over bytes, made as texts reach its states."""
+    """Deterministic pushdown automaton over bytes, whose states are created on demand."""
 
     def __init__(self, pattern: str, letters: Sequence[bool]) -> None:
         """Create the automaton of a pattern.
@@ -189,7 +189,7 @@ class PushdownAutomaton:
             [(kind_of[low], kind_of[high], target) for low, high, target in row]
             for row in nfa.byte_moves
         ]
-        self._depths = _calls_to_match(nfa, letters)
+        self._depths = _min_call_depth_to_match(nfa, letters)
         self.can_match = self._depths[nfa.start] <= MAX_STACK_DEPTH
         """Whether texts of `letters` match."""
         self._stacks: list[tuple[int, int, int]] = [(-1, -1, 0)]
@@ -214,8 +214,8 @@ class PushdownAutomaton:
         return len(self._sets)
 
     def follow(self, states: NDArray[np.int32], kinds: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the states [n] after one byte each. Raises RegexError for a pattern that takes too
-        many.
+        """Return the states [n] after one byte class each. Raises RegexError for a pattern that
+        takes too many.
         """
         found = self.table[states, kinds]
         missing = np.flatnonzero(found == UNKNOWN)
@@ -239,9 +239,7 @@ class PushdownAutomaton:
         return self._intern_state(self._closure(targets)) if targets else DEAD
 
     def _closure(self, configurations: Sequence[Configuration]) -> Closure:
-        """Return the configurations that read bytes, and whether the text matches, after calls and
-        returns.
-        """
+        """Return the epsilon closure of configurations, and whether it accepts."""
         seen, waiting = set(configurations), list(configurations)
         accepts = False
         nfa = self._nfa
@@ -277,7 +275,7 @@ class PushdownAutomaton:
         return number
 
     def _intern_state(self, closure: Closure) -> int:
-        """Return the number of a state, a new one for the first time."""
+        """Return the number of a state, a new one for a new closure."""
         configurations, accepts = closure
         # Whether it accepts is part of the state: a final configuration may read no bytes.
         key = configurations | {(-1, 0)} if accepts else configurations
@@ -298,9 +296,9 @@ class PushdownAutomaton:
         return number
 
 
-def _calls_to_match(nfa: _PushdownNfa, letters: Sequence[bool]) -> list[int]:
-    """Return how many calls within each other a state takes at least to the end of its group;
-    `UNREACHABLE` for one that `letters` do not lead there from.
+def _min_call_depth_to_match(nfa: _PushdownNfa, letters: Sequence[bool]) -> list[int]:
+    """Return the minimum call depth from each state to the end of its group; `UNREACHABLE` where
+    `letters` do not lead there.
     """
     before: list[list[int]] = [[] for _ in nfa.byte_moves]
     counts = np.cumsum([0, *letters]).tolist()

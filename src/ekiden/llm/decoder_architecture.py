@@ -1,4 +1,4 @@
-"""A row of the table of decoder architectures: what a family does differently from Llama, and how
+"""Schema of the table of decoder architectures: what a family does differently from Llama, and how
 its tensors are called.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
-from ekiden.llm.config_numbers import read_integer
+from ekiden.llm.config_validation import read_integer
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -28,9 +28,9 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNames:
-    """Tensor names of a checkpoint; `{}` is the layer number. A part with several names is their
-    rows concatenated, except a head, which is the first name that exists; an empty name means no
-    tensor.
+    """Tensor names of a checkpoint; `{}` stands for the layer index. A part with several names is
+    their rows concatenated, except a head, which is the first name that exists; an empty name means
+    no tensor.
 
     prefix: what all names but the head's begin with; checkpoints of the bare model lack it, and
     those of a multimodal model have another one. positions: learned positions, added to the
@@ -61,7 +61,7 @@ class CheckpointNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Tensor names of a mixture of experts in a layer; `{}` is the number of an expert, and an
+    """Tensor names of a layer's mixture of experts; `{}` stands for the expert's index, and an
     empty name means no tensor. correction: added to scores where experts are chosen. shared: the
     expert of all tokens, and what its result is gated by.
     """
@@ -77,7 +77,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertArchitecture:
-    """How a family chooses experts: keys of its configuration.
+    """Expert routing of an architecture family: keys of its configuration.
 
     count: of experts, the first key that there is. chosen: how many a token has. inner: size of an
     expert. normalised: whether the shares of a token are divided by their sum, a key or whether.
@@ -110,7 +110,7 @@ def _uses_rope(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DecoderArchitecture:
-    """Row of the table of architectures: how a family of decoders differs from Llama.
+    """Row of the table of decoder architectures: how a family of decoders differs from Llama.
 
     norm: "rms", "rms_one" (the weight is what is added to 1), "layer" or "layer_plain" (neither
     weight nor bias); epsilon: the key of the configuration for what is added to variances, and its
@@ -170,8 +170,8 @@ class DecoderArchitecture:
 
 
 def layer_windows(config: Config, count: int, default: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return a window for each layer that `layer_types` calls sliding; without it, for those that
-    `default` selects.
+    """Return the sliding-window size of each layer (0 for full attention), by `layer_types` or,
+    without it, for the layers that `default` selects.
 
     Args:
         config: The configuration.

@@ -1,5 +1,5 @@
-"""The configuration of a decoder: a row of the table of architectures read together with the
-checkpoint's `config.json`.
+"""Hyperparameters of a decoder, read from `config.json`: a row of the table of architectures read
+together with the checkpoint's `config.json`.
 
 What that says of sizes has the names of transformers' Llama in most families, and the row has those
 of others. `DecoderConfig` is all that the builder (decoder.py) looks at.
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ekiden.llm.architecture_row import (
+from ekiden.llm.architecture_table import DECODER_ARCHITECTURES
+from ekiden.llm.config_validation import read_float, read_integer, read_size
+from ekiden.llm.decoder_architecture import (
     CheckpointNames,
     DecoderArchitecture,
     ExpertArchitecture,
     ExpertNames,
 )
-from ekiden.llm.architecture_table import DECODER_ARCHITECTURES
-from ekiden.llm.config_numbers import read_float, read_integer, read_size
 from ekiden.llm.rope import RopeParameters, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -47,7 +47,7 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """Mixture of experts of a decoder: sizes, and how a token chooses."""
+    """Mixture-of-experts hyperparameters of a decoder: sizes, and how a token chooses."""
 
     names: ExpertNames
     count: int
@@ -74,19 +74,19 @@ class ExpertConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Sizes of latent attention: ranks of the products of queries, 0 for one of full rank, and of
-    keys and values; numbers of a key that turn, and of a value.
+    """Sizes of multi-head latent attention (MLA): ranks of the products of queries, 0 for one of
+    full rank, and of keys and values; numbers of a key that turn, and of a value.
     """
 
     query_rank: int
     key_rank: int
-    turning: int
+    rope_depth: int
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Configuration of a decoder: its sizes, and the variations of its family. Windows and ropes
+    """Hyperparameters of a decoder: its sizes, and the variations of its family. Windows and ropes
     are per layer.
     """
 
@@ -135,18 +135,19 @@ class DecoderConfig:
 
     @property
     def value_depth(self) -> int:
-        """Return the numbers of a value of a head."""
+        """Return the head dimension of values."""
         return self.latent.value if self.latent else self.depth
 
     @property
     def cache_depth(self) -> int:
-        """Return the numbers of a key in the cache: ALiBi's have their positions too."""
+        """Return the head dimension of keys in the KV cache: ALiBi's have their positions too."""
         return self.depth + ALIBI_DEPTH * self.alibi
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Return the slope of each head (Press and others, "Train Short, Test Long", 2021): powers of
-    2 ** (-8 / n), and for more heads than a power of two n every second one of those of 2 * n.
+    """Return the ALiBi slope of each head (Press and others, "Train Short, Test Long", 2021):
+    powers of 2 ** (-8 / n), and for more heads than a power of two n every second one of those of 2
+    * n.
     """
     count = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (k + 1) / count) for k in range(count)]
@@ -155,9 +156,9 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def read_config(config: Mapping[str, Any], context: int | None = None) -> DecoderConfig:
-    """Return the decoder that a `config.json` describes. Ropes that depend on the context length
-    are those of `context`. Raises UnsupportedError for an unknown architecture, activation or
-    rope, and ImportModelError for a missing or invalid size.
+    """Return the hyperparameters of the decoder that a `config.json` describes. Ropes that depend
+    on the context length are those of `context`. Raises UnsupportedError for an unknown
+    architecture, activation or rope, and ImportModelError for a missing or invalid size.
     """
     config = text_config(config)
     name = _known_architecture(config)
@@ -171,10 +172,10 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     # Grouped-query models may have head_dim * heads unequal to hidden_size.
     depth = read_integer(config, "head_dim", hidden // heads, 1)
     latent = _read_latent(config) if row.latent else None
-    turning_depth = depth
+    rope_depth = depth
     if latent:
-        groups, turning_depth = heads, latent.turning
-        depth = read_size(config, "qk_nope_head_dim") + latent.turning
+        groups, rope_depth = heads, latent.rope_depth
+        depth = read_size(config, "qk_nope_head_dim") + latent.rope_depth
     if heads % groups:
         raise ImportModelError(
             f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
@@ -222,7 +223,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         score_softcap=read_float(config, "attn_logit_softcapping", 0.0),
         logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
         windows=windows,
-        ropes=_read_ropes(row, config, turning_depth, context or max_positions)
+        ropes=_read_ropes(row, config, rope_depth, context or max_positions)
         if any(layers_with_rope)
         else (),
         rope_of=tuple(
@@ -236,15 +237,15 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
 
 
 def _read_latent(config: Mapping[str, Any]) -> LatentConfig:
-    """Return the sizes of latent attention. Raises ImportModelError."""
-    turning = read_size(config, "qk_rope_head_dim")
+    """Return the sizes of multi-head latent attention. Raises ImportModelError."""
+    rope_depth = read_size(config, "qk_rope_head_dim")
     latent = LatentConfig(
         query_rank=read_integer(config, "q_lora_rank", 0),
         key_rank=read_size(config, "kv_lora_rank"),
-        turning=turning,
+        rope_depth=rope_depth,
         value=read_size(config, "v_head_dim"),
     )
-    if latent.value > read_size(config, "qk_nope_head_dim") + turning:
+    if latent.value > read_size(config, "qk_nope_head_dim") + rope_depth:
         raise ImportModelError(
             f"config: 'v_head_dim': at most the sum of 'qk_nope_head_dim' and 'qk_rope_head_dim'"
             f" expected, got {latent.value}"
@@ -291,7 +292,9 @@ def _read_experts(
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration of the decoder in that of a multimodal model, any other as it is."""
+    """Return the decoder's part of a multimodal model's configuration; any other configuration
+    unchanged.
+    """
     inner = config.get("text_config")
     text_model = next(
         (TEXT_MODELS[n] for n in _architecture_names(config) if n in TEXT_MODELS), None
@@ -308,7 +311,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_common_keys(row: DecoderArchitecture, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with what the family names otherwise under the common names too."""
+    """Return the configuration with the family's own keys copied to the common ones."""
     renamed = {
         common: config[own] for common, own in row.keys.items() if config.get(own) is not None
     }
@@ -316,7 +319,7 @@ def _with_common_keys(row: DecoderArchitecture, config: Mapping[str, Any]) -> di
 
 
 def _check_fixed(row: DecoderArchitecture, config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedError if a key has another value than the one that is served."""
+    """Raise UnsupportedError if a key has another value than the supported one."""
     for key, value in row.fixed.items():
         if config.get(key, value) != value:
             raise UnsupportedError(
@@ -337,8 +340,8 @@ def _read_activation(row: DecoderArchitecture, config: Mapping[str, Any]) -> str
 def _read_ropes(
     row: DecoderArchitecture, config: Mapping[str, Any], depth: int, context: int
 ) -> tuple[RopeParameters, ...]:
-    """Return the rope of the layers, and behind it that of layers with a window if they have their
-    own.
+    """Return the RoPE parameters of the layers, followed by those of sliding-window layers if they
+    differ.
     """
     share = next(
         (read_float(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None
@@ -376,8 +379,8 @@ def _known_architecture(config: Mapping[str, Any]) -> str:
 
 
 def _end_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens within the vocabulary; -1, which means none, and larger ones never
-    occur.
+    """Return the end-of-sequence tokens within the vocabulary; -1, which means none, and larger
+    ones never occur.
     """
     value = config.get("eos_token_id")
     several = value if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,6 @@
-"""Tensors of a checkpoint by name: unquantized, or as blocks of quantized numbers."""
+"""Interface of checkpoints, mappings from tensor names to weights: unquantized, or as blocks of
+quantized numbers.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +69,15 @@ class Weight:
     data: NDArray[Any]
 
     def values(self) -> NDArray[np.float32]:
-        """Return its numbers as float32, decoding blocks."""
+        """Return the elements as float32, dequantising blocks."""
         if self.format in UNQUANTIZED_DTYPES:
             return np.asarray(self.data, np.float32)
         return BLOCK_FORMATS_BY_NAME[self.format].decode(self.data).reshape(self.shape)
 
     @staticmethod
     def of(name: str, values: NDArray[Any], format: str = "float32") -> Weight:
-        """Encode numbers in a format. Raises ValueError for an unknown format, or rows that are no
-        whole number of its blocks.
+        """Encode an array as a weight in a format. Raises ValueError for an unknown format, or rows
+        that are no whole number of its blocks.
         """
         if format in UNQUANTIZED_DTYPES:
             return Weight(
@@ -114,7 +116,7 @@ class MappedBytes:
 
 
 class Checkpoint(Protocol):
-    """Checkpoint: a folder of safetensors with `config.json`, or a GGUF file."""
+    """Interface of a checkpoint: a folder of safetensors with `config.json`, or a GGUF file."""
 
     @property
     def config(self) -> Mapping[str, object]:

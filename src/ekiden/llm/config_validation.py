@@ -1,4 +1,4 @@
-"""Validation of numbers in an untrusted configuration: by their keys, within bounds."""
+"""Validation of numbers in an untrusted `config.json`: by their keys, within bounds."""
 
 from __future__ import annotations
 

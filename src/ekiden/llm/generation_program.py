@@ -1,4 +1,4 @@
-"""Relay program of text generation: sampling and the decode loop around a decoder.
+"""Relay program of generation: sampling and the decode loop around a decoder.
 
 entry          what it does
 forward_step   logits of some tokens of a call (decoder.py)
@@ -30,10 +30,10 @@ import re
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.llm.architectures import DecoderConfig
+from ekiden.llm.checkpoint import Checkpoint
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
-from ekiden.llm.lora_products import AdapterSet
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.decoder_config import DecoderConfig
+from ekiden.llm.multi_lora import AdapterSet
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -251,8 +251,8 @@ def build_generation_program(
     draft: DraftModel | None = None,
     adapters: AdapterSet | None = None,
 ) -> IRModule:
-    """Return the module with its entries; where there are adapters, their numbers follow all
-    tables. Raises what `decoder_module` raises.
+    """Return the module with its entry functions; with adapters, each takes the sequences' adapter
+    indices after the page tables. Raises what `decoder_module` raises.
     """
     module = decoder_module(checkpoint, config, layout, adapters=adapters)
     entries = [FORWARD_ENTRY, PREFILL, DECODE]

@@ -1,4 +1,5 @@
-"""Answers in channels, as gpt-oss writes them: messages, each with a header and a body.
+"""Streaming parser of the Harmony format (channels), in which gpt-oss answers: messages, each with
+a header and a body.
 
     <|channel|>analysis<|message|>...<|end|>                                   reasoning
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
@@ -20,7 +21,7 @@ from ekiden.llm.answer_parser import AnswerDelta, AnswerParser
 from ekiden.llm.stop_filter import suffix_overlap
 from ekiden.llm.tool_formats import ToolCall
 
-__all__ = ["CHANNEL_MARKS", "FINAL_HEADER", "ChannelParser", "has_channels"]
+__all__ = ["CHANNEL_MARKS", "FINAL_HEADER", "HarmonyParser", "has_channels"]
 
 CHANNEL, MESSAGE, START, END, CALL, RETURN, CONSTRAIN = CHANNEL_MARKS = (
     "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>",
@@ -33,12 +34,12 @@ ROLE = "assistant"
 
 
 def has_channels(template: str) -> bool:
-    """Return whether a chat template writes answers in channels."""
+    """Return whether a chat template uses the Harmony format."""
     return CHANNEL in template and MESSAGE in template
 
 
-class ChannelParser(AnswerParser):
-    """Streaming parser of an answer in channels."""
+class HarmonyParser(AnswerParser):
+    """Streaming parser of an answer in the Harmony format."""
 
     def __init__(self, functions: Collection[str] = (), *, state: str = "start") -> None:
         """Create a parser.
@@ -64,7 +65,7 @@ class ChannelParser(AnswerParser):
         return deltas
 
     def _read_header(self, is_last: bool) -> bool:
-        """Read a header once it is whole, and return whether it is."""
+        """Parse a message header once it is complete; return whether it was."""
         at = self._held.find(MESSAGE)
         if at < 0 and not is_last and (self._state == "header" or self._may_be_header()):
             return False
@@ -83,13 +84,15 @@ class ChannelParser(AnswerParser):
         return True
 
     def _may_be_header(self) -> bool:
-        """Return whether the text held back begins as headers do."""
+        """Return whether the held-back text may be the beginning of a header."""
         text = self._held.lstrip()
         begins = (CHANNEL, START, MESSAGE, "to=", ROLE + CHANNEL)
         return any(text.startswith(begin) or begin.startswith(text) for begin in begins)
 
     def _read_body(self, deltas: list[AnswerDelta], is_last: bool) -> bool:
-        """Pass a body on up to its end, calls when they are whole; return whether it has ended."""
+        """Emit a message body up to its end, tool calls once they are complete; return whether it
+        has ended.
+        """
         found = [(at, mark) for mark in BODY_ENDS if (at := self._held.find(mark)) >= 0]
         at, mark = min(found, default=(-1, ""))
         if at < 0 and self._function and not is_last:
@@ -108,7 +111,7 @@ class ChannelParser(AnswerParser):
         return at >= 0
 
     def _add_call(self, deltas: list[AnswerDelta], body: str) -> None:
-        """Add the call of a body; as content where it is none."""
+        """Append the tool call of a body; append it as content if it is not a valid call."""
         name, self._function = self._function, ""
         try:
             is_object = isinstance(json.loads(body), dict)

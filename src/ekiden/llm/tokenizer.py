@@ -67,7 +67,7 @@ class Tokenizer:
         return Tokenizer(inner, _load_settings(path.parent))
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with its begin tokens. Raises InputError for an unpaired
+        """Return the token ids of a text, including begin tokens. Raises InputError for an unpaired
         surrogate.
         """
         try:
@@ -78,8 +78,8 @@ class Tokenizer:
         return self._encode_text(text)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a pair of texts, as the tokenizer joins them, and the part that each
-        belongs to. Raises InputError for a text that it refuses.
+        """Return the token ids of a text pair, joined by the tokenizer, and the segment of each.
+        Raises InputError for a text that it refuses.
         """
         with convert_tokenizer_errors(InputError, "pair: the tokenizer refuses it"):
             for text in (first, second):
@@ -92,19 +92,19 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the tokens of messages ("role", "content") up to where the answer begins, by the
-        model's template. Raises InputError without a template, and for messages that it rejects,
-        LoadError without the package jinja2.
+        """Return the token ids of messages ("role", "content") up to the position at which the
+        answer begins, by the model's chat template. Raises InputError without a template, and for
+        messages that it rejects, LoadError without the package jinja2.
         """
         template = find_chat_template(self.settings, tools is not None)
         return self.encode_rendered(render_chat(template, self.settings, messages, tools))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a rendered template, which writes its special tokens itself."""
+        """Return the token ids of a rendered chat template, which contains its special tokens."""
         return self._encode_text(text, add_special_tokens=False)
 
     def _encode_text(self, text: str, **options: bool) -> list[int]:
-        """Return the tokens of a text."""
+        """Return the token ids of a text."""
         batch = getattr(self.inner, "encode_batch", None)
         with convert_tokenizer_errors(InputError, "prompt: the tokenizer refuses it"):
             if batch is None:
@@ -113,7 +113,7 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
-        """Return the numbers of special tokens, which texts of answers do not show."""
+        """Return the ids of special tokens, which are omitted from decoded text."""
         list_added_tokens = getattr(self.inner, "get_added_tokens_decoder", None)
         added_tokens: Mapping[int, Any] = {} if list_added_tokens is None else list_added_tokens()
         return {str(added.content): n for n, added in added_tokens.items() if added.special}
@@ -131,13 +131,13 @@ class Tokenizer:
         return _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
 
     def token_data(self, token: int) -> bytes:
-        """Return the bytes of a token; those of its name, for a special one."""
+        """Return the bytes of a token; for a special token the bytes of its name."""
         name = self.inner.id_to_token(token) or ""
         return name.encode() if name in self.special_tokens else self._name_to_bytes(name)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones. Raises InputError if the tokenizer's
-        decoder fails.
+        """Return the text of token ids, without special tokens. Raises InputError if the
+        tokenizer's decoder fails.
         """
         with convert_tokenizer_errors(InputError, "decode: the tokenizer refuses it"):
             return str(self.inner.decode(list(tokens), skip_special_tokens=True))
@@ -145,7 +145,7 @@ class Tokenizer:
 
 @contextmanager
 def convert_tokenizer_errors(kind: type[EkidenError], what: str) -> Iterator[None]:
-    """Convert errors of the package tokenizers to a given kind, prefixed with `what`.
+    """Translate exceptions of the package tokenizers to an exception class, prefixed with `what`.
 
     The package raises nothing narrower than Exception. A pattern that reaches its limit of retries,
     and other failures of its Rust code, are panics: no Exception, but of a class that no module
@@ -264,11 +264,11 @@ class Detokenizer:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether a stop text has ended the answer."""
+        """Return whether a stop string has ended the answer."""
         return self._filter.has_stopped
 
     def add(self, token: int) -> str:
-        """Add a token, and return the text that can be shown."""
+        """Append a token, and return the text that can be emitted."""
         if token in self._marks:
             shown = self._decode_new(is_last=True) + self._marks[token]
             self._tokens, self._begin, self._end = [], 0, 0
@@ -277,7 +277,7 @@ class Detokenizer:
         return self._filter.feed(self._decode_new(is_last=False))
 
     def adds_stop(self, token: int) -> bool:
-        """Add a token, and return whether a stop text has ended the answer."""
+        """Append a token, and return whether a stop string has ended the answer."""
         self.add(token)
         return self.has_stopped
 
@@ -302,7 +302,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """Return the text still held back at the end of the answer."""
+        """Return the held-back text at the end of the answer."""
         if self.has_stopped:
             return ""
         return self._filter.feed(self._decode_new(is_last=True)) + self._filter.flush()

@@ -1,4 +1,4 @@
-"""Types of GGUF tensors that no kernel reads, decoded when they are requested.
+"""Dequantisation of GGUF tensor types that no kernel reads.
 
     type            numbers of a block   become
     iq4_nl          32 levels of a table of int8        q8_0
@@ -21,8 +21,8 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.exact_blocks import mxfp4_weight, weight_of_levels
-from ekiden.llm.weights import Weight
+from ekiden.llm.checkpoint import Weight
+from ekiden.llm.lossless_blocks import mxfp4_weight, quantized_levels_to_weight
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import read_float16
@@ -42,7 +42,9 @@ SHORT_BLOCK_VALUES = 32
 
 @dataclass(frozen=True, slots=True)
 class DecodedType:
-    """Type of a tensor: its number, the numbers and bytes of a block, and what decodes it."""
+    """GGUF tensor type that is dequantised when it is read: its number, the numbers and bytes of a
+    block, and what decodes it.
+    """
 
     name: str
     code: int
@@ -52,22 +54,26 @@ class DecodedType:
 
 
 def _nibble_halves(packed: Bytes) -> Bytes:
-    """Return the nibbles [..., 2 * n] of bytes [..., n]: all lower ones, then all upper ones."""
+    """Unpack bytes to nibbles [..., 2 * n], all low nibbles before all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _flat(levels: NDArray[np.int16], blocks: Bytes) -> NDArray[np.int16]:
-    """Return the levels of blocks as rows [..., numbers]."""
+    """Reshape the levels of blocks to rows [..., values]."""
     return levels.reshape(*blocks.shape[:-2], -1)
 
 
 def _decode_iq4_nl(name: str, blocks: Bytes) -> Weight:
     levels = IQ4_LEVELS[_nibble_halves(blocks[..., 2:])]
-    return weight_of_levels(name, "q8_0", _flat(levels, blocks), read_float16(blocks, 0)[..., 0])
+    return quantized_levels_to_weight(
+        name, "q8_0", _flat(levels, blocks), read_float16(blocks, 0)[..., 0]
+    )
 
 
 def _decode_iq4_xs(name: str, blocks: Bytes) -> Weight:
-    """Decode 8 groups of 32: scales of 6 bits, the upper two of them apart."""
+    """Decode iq4_xs blocks of 8 groups of 32 values: scales of 6 bits, the upper two of
+    them apart.
+    """
     group = np.arange(8)
     upper_bytes = np.ascontiguousarray(blocks[..., 2:4])
     upper = upper_bytes.view("<u2") >> (2 * group).astype(np.uint16) & 3
@@ -76,18 +82,18 @@ def _decode_iq4_xs(name: str, blocks: Bytes) -> Weight:
     packed = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
     levels = IQ4_LEVELS[_nibble_halves(packed)]
     flat_scales = scales.reshape(*blocks.shape[:-2], -1).astype(np.float32)
-    return weight_of_levels(name, "q8_0", _flat(levels, blocks), flat_scales)
+    return quantized_levels_to_weight(name, "q8_0", _flat(levels, blocks), flat_scales)
 
 
 def _ternary_weight(name: str, digits: NDArray[np.int16], blocks: Bytes, scale_at: int) -> Weight:
-    """Return 256 digits of each block, less 1, times its scale."""
+    """Return the 256 ternary digits of each block, minus 1, times its scale."""
     short_blocks = digits.shape[-1] // SHORT_BLOCK_VALUES
     scales = np.repeat(read_float16(blocks, scale_at)[..., 0], short_blocks, axis=-1)
-    return weight_of_levels(name, "q4_0", _flat(digits - np.int16(1), blocks), scales)
+    return quantized_levels_to_weight(name, "q4_0", _flat(digits - np.int16(1), blocks), scales)
 
 
 def _decode_tq1_0(name: str, blocks: Bytes) -> Weight:
-    """Decode digits to the base of 3, the highest first: a byte is a fraction of 256."""
+    """Decode tq1_0, base-3 digits with the most significant first: a byte is a fraction of 256."""
     parts = []
     for begin, end, count in ((0, 32, 5), (32, 48, TERNARY_DIGITS), (48, 52, 4)):
         powers = (3 ** np.arange(count)).astype(np.uint8)[:, None]
@@ -99,7 +105,7 @@ def _decode_tq1_0(name: str, blocks: Bytes) -> Weight:
 
 
 def _decode_tq2_0(name: str, blocks: Bytes) -> Weight:
-    """Decode digits of 2 bits, four of a byte 32 numbers apart."""
+    """Decode tq2_0, 2-bit digits, four per byte and 32 values apart."""
     halves = blocks[..., :64].reshape(*blocks.shape[:-1], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     digits = (halves >> shifts & 3).astype(np.int16)
@@ -112,7 +118,7 @@ def _decode_mxfp4(name: str, blocks: Bytes) -> Weight:
 
 
 def _grid_decoder(type_name: str) -> Decoder:
-    """Return the decoder of a type whose numbers are points of a grid."""
+    """Return the decoder of a type whose groups of values are points of a grid (iq1 to iq3)."""
 
     def decode(name: str, blocks: Bytes) -> Weight:
         """Decode by the tables of the package gguf. Raises LoadError without it."""

@@ -1,4 +1,5 @@
-"""LoRA adapters side by side in one program: each text of a call has one of them, or none.
+"""Multi-LoRA: several LoRA adapters in one program, selected per token: each text of a call has one
+of them, or none.
 
     y = W x + B ((A x) where the rank belongs to the token's adapter, else 0)
 
@@ -31,8 +32,9 @@ NO_ADAPTER = -1
 
 @dataclass(frozen=True, slots=True)
 class StackedFactors:
-    """Factors of all adapters of a product: down float32 [ranks, inputs], up float32 [outputs,
-    ranks], and the number of the adapter that each rank belongs to, int32 [ranks].
+    """Stacked low-rank factors of all adapters of a product: down float32 [ranks, inputs], up
+    float32 [outputs, ranks], and the number of the adapter that each rank belongs to, int32
+    [ranks].
     """
 
     down: NDArray[np.float32]
@@ -49,7 +51,7 @@ class AdapterSet:
         self._unread = {(n, name) for n, one in enumerate(self._adapters) for name in one.weights}
 
     def stack(self, names: Sequence[str], rows: Sequence[int], depth: int) -> StackedFactors | None:
-        """Return the factors of a product with stacked weights, None if no adapter changes one.
+        """Return the stacked factors of a product, None if no adapter changes one of its weights.
 
         Args:
             names: Those of the weights.
@@ -83,7 +85,7 @@ class AdapterSet:
         )
 
     def check_unread(self) -> None:
-        """Raise UnsupportedError for a weight that is not one of the products of `stack`."""
+        """Raise UnsupportedError for an adapted weight that no product has read."""
         for number, name in sorted(self._unread):
             raise UnsupportedError(
                 f"{self._adapters[number].folder}: '{name}': adapters by request change the"
@@ -97,7 +99,7 @@ class AdapterSet:
 
 
 class AdapterProducts:
-    """Builder of what adapters add to products with the tokens of a call."""
+    """Builder of the low-rank updates of products, by each token's adapter."""
 
     def __init__(
         self, adapters: AdapterSet, token_adapters: Var, bind: Callable[[str, Expr], Var]
@@ -115,8 +117,8 @@ class AdapterProducts:
         self._is_used = bind("has_adapters", op.any(is_given))
 
     def add(self, result: Expr, data: Var, factors: StackedFactors) -> Expr:
-        """Return the result [n, outputs] of a product with data [n, inputs], with what adapters add
-        to it.
+        """Emit the result [n, outputs] of a product plus the adapters' low-rank updates for data
+        [n, inputs].
         """
         plain = self.bind("plain", result)
         low = op.nn.dense(data, const(factors.down))
