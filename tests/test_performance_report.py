@@ -75,7 +75,7 @@ def test_the_picture_says_what_is_better_and_who_failed(report: ModuleType, tmp_
     rows = [{"model": "a", "threads": 1, "engines": engines}]
     report.plot_results(rows, [], tmp_path / "picture.svg")
     text = (tmp_path / "picture.svg").read_text()
-    assert "time of a peer / ours, 1 thread: higher is better" in text
+    assert "Time of other engines, relative to Ekiden" in text
     assert "third fails or differs" in text
     assert all(f">{tick}</text>" in text for tick in ("1", "1.2", "1.5", "2"))
     assert "10^" not in text

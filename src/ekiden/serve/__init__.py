@@ -1,4 +1,5 @@
-"""A server of compiled models: the Open Inference Protocol over HTTP and gRPC, and OpenAI's chat.
+"""Server of compiled models and language models: the Open Inference Protocol over HTTP and gRPC,
+and OpenAI's chat.
 
     from ekiden.serve import Server
     Server("models", port=8000).run()

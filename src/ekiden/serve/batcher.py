@@ -80,7 +80,7 @@ class QueuedRequest:
 
 
 class RunCosts:
-    """Measured run times of a program, one for each power of two of the input size. A slow run
+    """Moving averages of a program's run times, one per power of two of the input size. A slow run
     counts at once, and decays.
     """
 
@@ -96,35 +96,37 @@ class RunCosts:
         self._seconds[at] = max(seconds, before + 0.25 * (seconds - before))
 
     def is_inline_run(self, size: int) -> bool:
-        """Return whether a run is expected to be brief; false if none was measured."""
+        """Return whether a run is expected to be short enough for the event loop; false if none was
+        measured.
+        """
         return self._seconds.get(size.bit_length(), INLINE_RUN_TIMEOUT_S) <= INLINE_RUN_LIMIT_S
 
 
 class PendingArrivals:
-    """Counter of requests that arrived in one poll of the sockets and whose processing has not
-    begun. It is only a hint: a wrong count makes batches smaller or later.
+    """Counter of requests that arrived in one poll of the sockets and have not started. It is only
+    a hint: a wrong count makes batches smaller or later.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
     def increment(self) -> None:
-        """Count an arrived request that is waiting for its turn."""
+        """Count an arrived request that has not started."""
         self._count += 1
 
     def mark_begun(self) -> None:
-        """Count one of them as begun."""
+        """Count the start of an arrived request."""
         self._count -= 1
 
     @property
     def is_zero(self) -> bool:
-        """Return whether all that arrived have begun."""
+        """Return whether all arrived requests have started."""
         return self._count <= 0
 
 
 class RunnerThreads:
-    """Threads that run programs, shared by all models, as many as the machine can use. A thread
-    that has finished a run takes the next one of any model, so that many small models do not
+    """Thread pool that runs programs, shared by all models, with one thread per usable core. A
+    thread that has finished a run takes the next one of any model, so that many small models do not
     each wake a thread.
     """
 
@@ -168,7 +170,7 @@ class RunnerThreads:
                 work.future.set_exception(error)
 
     def close(self) -> None:
-        """Let the threads end once nothing is waiting."""
+        """Stop the threads once the queue is empty."""
         with self.lock:
             self._is_closed = True
             self._changed.notify_all()
@@ -245,7 +247,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Return the number of requests not yet taken by a thread."""
+        """Return the number of queued requests."""
         return len(self._heap)
 
     def put(self, work: QueuedRequest, priority: int = 0, is_last: bool = False) -> None:
@@ -287,8 +289,8 @@ class Batcher:
             self.loop.call_soon(self._run_inline)
 
     def can_run_inline(self) -> bool:
-        """Return whether the next batch is brief enough to run on the loop. The lock must
-        be held.
+        """Return whether the next batch is short enough to run on the event loop. The lock must be
+        held.
         """
         if not self._heap or not self._heap[0][2].can_repeat:
             return False
@@ -338,12 +340,12 @@ class Batcher:
         return rows >= self._rows or oldest + self._wait <= time.monotonic() + 1e-3
 
     def discard(self, work: QueuedRequest) -> None:
-        """Discard a request nobody waits for any more."""
+        """Discard a request whose client is gone."""
         work.is_dropped = True
         self.runners.pending.discard(work)
 
     def estimated_wait_s(self) -> float:
-        """Estimate the seconds until the waiting requests are done."""
+        """Estimate the queueing delay of a new request in seconds."""
         return max(0.001, (len(self._heap) + 1) * self._smoothed / self._instances)
 
     def _purge_dropped(self) -> None:
@@ -382,7 +384,7 @@ class Batcher:
         return batch
 
     def deliver(self, answers: Sequence[tuple[QueuedRequest, object]], seconds: float) -> None:
-        """Deliver outputs or errors to the requests, on the loop."""
+        """Complete the requests' futures with outputs or errors, on the event loop."""
         rows = sum(work.rows for work, _ in answers)
         self._smoothed += 0.1 * (seconds / len(answers) - self._smoothed)
         started = time.monotonic() - seconds

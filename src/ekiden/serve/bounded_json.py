@@ -1,4 +1,4 @@
-"""Checks on untrusted JSON before it is parsed: how many values, how deep, how long.
+"""Bounded parsing of untrusted JSON: how many values, how deep, how long.
 
 A parser makes an object of 64 bytes of a value of two, and holds Python's lock until it is done: 44
 MB of `{},` stop every other thread for ten seconds. So a body is first looked at in pieces, by
@@ -69,7 +69,9 @@ class StringState:
 
 
 def structural_marks(piece: bytes, texts: StringState) -> StructuralMarks:
-    """Return the brackets and commas of a chunk outside strings; `texts` goes on to its end."""
+    """Return the brackets and commas of a chunk outside strings; `texts` is the string state,
+    updated to the chunk's end.
+    """
     # The first byte is escaped by a backslash that ended the previous chunk.
     masked = b" " + piece[1:] if texts.is_escaped and piece else piece
     if _BACKSLASH in masked:
@@ -88,7 +90,7 @@ def structural_marks(piece: bytes, texts: StringState) -> StructuralMarks:
 
 
 def iter_chunks(data: memoryview) -> Iterator[tuple[int, bytes]]:
-    """Yield the chunks of bytes, each with its position."""
+    """Yield the chunks of a body with their offsets."""
     for start in range(0, len(data), SCAN_CHUNK_BYTES):
         yield_to_loop()
         yield start, bytes(data[start : start + SCAN_CHUNK_BYTES])
@@ -96,7 +98,7 @@ def iter_chunks(data: memoryview) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(slots=True)
 class _JsonScan:
-    """State of the scan of a JSON body."""
+    """Scanner state of a JSON body."""
 
     depth: int = 0
     num_values: int = 0
@@ -124,7 +126,7 @@ class _JsonScan:
     def _record_arrays(
         self, start: int, marks: StructuralMarks, depths: Integers, counts: Integers
     ) -> None:
-        """Record where the arrays of tensors begin and end."""
+        """Record where long arrays of numbers begin and end."""
         begins = (
             marks.opening_brackets & (marks.codes == _OPEN_LIST) & (depths == TENSOR_ARRAY_DEPTH)
         )
@@ -151,7 +153,7 @@ class _JsonScan:
         self.array_begin = -1
 
     def check(self, scanned: int) -> None:
-        """Raise RequestError ("too_large") if there is too much outside of long arrays."""
+        """Raise RequestError ("too_large") if too many values lie outside of long arrays."""
         values, skipped = self.num_skipped_values, self.skipped_bytes
         if self.array_begin >= 0 and scanned - self.array_begin > SCAN_CHUNK_BYTES:
             values += self.num_values - self.values_at_begin
@@ -167,7 +169,7 @@ class _JsonScan:
 
 
 class LongArrays:
-    """Long arrays of a request, each replaced in the JSON by an unguessable string."""
+    """Long arrays cut out of a request, each replaced in the JSON by an unguessable placeholder."""
 
     def __init__(self, data: memoryview, spans: list[tuple[int, int]]) -> None:
         self._mark = secrets.token_hex(16)
@@ -177,16 +179,16 @@ class LongArrays:
 
     @property
     def names(self) -> list[str]:
-        """Return the strings that have not been taken."""
+        """Return the placeholders whose arrays were not popped."""
         return list(self._left)
 
     def pop_array(self, value: object) -> memoryview | None:
-        """Return the array that a JSON value stands for, once; None for other values."""
+        """Return the array of a placeholder, once; None for other values."""
         return self._left.pop(value, None) if isinstance(value, str) else None
 
 
 def parse_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
-    """Parse a JSON object with its long arrays left out. Raises RequestError for JSON that is
+    """Parse a JSON object whose long arrays are cut out. Raises RequestError for JSON that is
     invalid, too deep, or has too many values besides long arrays.
     """
     scan, texts = _JsonScan(), StringState()
@@ -206,7 +208,9 @@ def parse_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
 
 
 def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
-    """Raise RequestError for JSON that is too deep or may have more values than allowed."""
+    """Raise RequestError for JSON that is nested too deeply or may exceed the allowed number of
+    values.
+    """
     scan, texts = _JsonScan(), StringState()
     for start, piece in iter_chunks(memoryview(data)):
         scan.scan_chunk(start, structural_marks(piece, texts), takes_arrays=False)
@@ -215,7 +219,7 @@ def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
 
 
 def parse_bounded_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parse the object of a body, whose size is unbounded but whose number of values is not.
+    """Parse a body's JSON object with a limit on its number of values but not on its size.
 
     Raises RequestError for what is none, too deep, or has too many values.
     """
@@ -225,7 +229,7 @@ def parse_bounded_object(data: bytes | bytearray | memoryview) -> dict[str, Any]
 
 
 def parse_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parse a JSON object, however long that takes. Raises RequestError."""
+    """Parse a JSON object without limits. Raises RequestError."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on clients; exceeding one is an error."""
+    """Resource limits of clients; exceeding one is an error."""
 
     body_bytes: int = 64 << 20
     """The most bytes of a request, and of its tensors in memory."""
@@ -120,7 +120,9 @@ class SequenceConfig:
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A text model: a Python object (see `ekiden.serve.text.TextModel`), or a checkpoint."""
+    """Configuration of a text model: a Python object (see `ekiden.serve.text.TextModel`), or a
+    checkpoint.
+    """
 
     object: str = ""
     """`package.module:name`: the object, or what makes it when called without arguments."""

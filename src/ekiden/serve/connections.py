@@ -32,8 +32,8 @@ CLOSED_PER_ITERATION = 256
 
 
 class ClosingQueue:
-    """Queue of transports whose clients have gone; a few are closed in each iteration of the event
-    loop.
+    """Queue of transports of disconnected clients, a few of which are closed in each iteration of
+    the event loop.
 
     Ten thousand clients may go at once; closing all of their connections in one turn takes 80 ms,
     in which nobody is answered.
@@ -43,7 +43,7 @@ class ClosingQueue:
         self._waiting: deque[asyncio.Transport] = deque()
 
     def add(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Close a transport soon."""
+        """Queue a transport to be closed."""
         if not self._waiting:
             loop.call_soon(self._close_batch, loop)
         self._waiting.append(transport)
@@ -58,7 +58,7 @@ class ClosingQueue:
 def connection_class(
     limits: Limits, metrics: ServerMetrics, arrivals: PendingArrivals
 ) -> type[HttpToolsProtocol]:
-    """Return the connection class of a server."""
+    """Return the connection class for a server's limits and metrics."""
     attributes = {
         "limits": limits,
         "metrics": metrics,
@@ -75,7 +75,7 @@ def has_complete_body(scope: Scope) -> bool:
 
 
 class CancelOnDisconnect:
-    """Context in which a disconnect of the client cancels the running task.
+    """Context manager that cancels the running task when the client disconnects.
 
     Raises ClientDisconnect instead of the cancellation, and at once if the client has already gone.
     It is a class, as each request enters one, and takes a third of a generator's time.
@@ -98,8 +98,8 @@ class CancelOnDisconnect:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """HTTP connection with limits on its silence and its headers. It may be idle for `idle_seconds`
-    before each request; a request's headers may take just as long in total.
+    """HTTP connection with limits on its idle time and the size of its headers. It may be idle for
+    `idle_seconds` before each request; a request's headers may take just as long in total.
     """
 
     limits: Limits
@@ -116,7 +116,7 @@ class HttpConnection(HttpToolsProtocol):
     """How many headers and bodies have ended."""
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
-        """Register a new connection, closing it if there are too many."""
+        """Register a new connection; close it if there are too many."""
         super().connection_made(transport)
         self._self = ref(self)
         self.metrics.connections = len(self.connections)
@@ -154,7 +154,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.send_400_response("Headers too large.")
 
     def on_headers_complete(self) -> None:
-        """Start processing a request whose headers are complete; its body has separate limits."""
+        """Start processing a request whose headers are complete; its body has limits of its own."""
         self._is_in_head = False
         self._marks += 1
         self._stop_idle_timer()

@@ -1,4 +1,6 @@
-"""Decompression of request bodies, within their limit and without pauses of the event loop."""
+"""Decompression of request bodies (gzip, deflate) within their limit, in steps that yield to the
+event loop.
+"""
 
 from __future__ import annotations
 

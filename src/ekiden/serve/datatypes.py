@@ -1,4 +1,6 @@
-"""The protocol's datatypes, and conversion of tensors from and to messages: one row each."""
+"""Datatypes of the Open Inference Protocol, and conversion of tensors from and to messages: one row
+each.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """Datatype of the protocol: its names and encodings."""
+    """Datatype of the Open Inference Protocol: its names and encodings."""
 
     name: str
     """As the protocol calls it."""
@@ -70,8 +72,8 @@ STRING_OVERHEAD_BYTES = 8
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:
-    """Return the number of elements of an untrusted shape. Raises RequestError for an
-    invalid one.
+    """Return the number of elements of an untrusted shape, after validation. Raises RequestError
+    for an invalid one.
     """
     for size in shape:
         if type(size) is not int or not 0 <= size <= MAX_TENSOR_ELEMENTS:
@@ -160,7 +162,7 @@ def tensor_from_bytes(
 
 
 def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
-    """Return the memory a request's tensor takes, not counting its texts."""
+    """Return the memory of a request's tensor in bytes, without the contents of strings."""
     count = element_count(name, shape)
     if kind.is_text and count > MAX_STRING_ELEMENTS:
         raise RequestError(
@@ -180,7 +182,7 @@ def tensor_to_bytes(kind: Datatype, array: Array) -> bytes | memoryview:
 
 
 def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array:
-    """Decode UTF-8 texts into a tensor of strings. Raises RequestError for other bytes."""
+    """Decode UTF-8 strings into an object tensor. Raises RequestError for other bytes."""
     count = element_count(name, shape)
     if len(texts) != count:
         raise RequestError(f"input '{name}': {count} elements expected, got {len(texts)}")
@@ -193,7 +195,7 @@ def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array
 
 
 def _split_length_prefixed_texts(name: str, data: bytes | memoryview, count: int) -> Array:
-    """Split texts that are each prefixed with a 4-byte little-endian length. Raises
+    """Split strings that are each prefixed with a 4-byte little-endian length. Raises
     RequestError.
     """
     texts: list[bytes] = []

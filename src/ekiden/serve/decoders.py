@@ -1,4 +1,6 @@
-"""Adapter from `ekiden.llm` models to text models: conversations in, pieces of answers out."""
+"""Adapter from decoders of `ekiden.llm` to the server's text-model interface: conversations in,
+pieces of answers out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ __all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
 
 
 class DecoderAnswer:
-    """Answer of a decoder, as `TextAnswer`."""
+    """Streamed answer of a decoder, as `TextAnswer`."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class DecoderTextModel:
 
     @property
     def sizes(self) -> dict[str, object]:
-        """Return its sizes, by the names of vLLM and of llama.cpp's server."""
+        """Return the model's sizes under the names of vLLM and of llama.cpp's server."""
         model, config = self._model, self._model.config
         return {
             "max_model_len": model.context,
@@ -107,7 +109,7 @@ class DecoderTextModel:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Return the names of adapters that requests may choose."""
+        """Return the names of the LoRA adapters that requests may select."""
         return self._model.adapters
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
@@ -149,7 +151,7 @@ class DecoderTextModel:
                 self._loop.close()
 
     def _tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation. Raises InputError if there are too many."""
+        """Return the token ids of a conversation. Raises InputError if there are too many."""
         dictionaries = [_to_template_message(message) for message in messages]
         assert self._model.tokenizer is not None
         tokens = self._model.tokenizer.conversation(dictionaries)
@@ -163,7 +165,7 @@ class DecoderTextModel:
         return len(self._tokenize_messages(messages))
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
-        """Yield the answer piece by piece."""
+        """Yield the answer incrementally."""
         tokens = self._tokenize_messages(messages)
         options = self._to_llm_sampling(len(tokens), sampling)
         for piece in self._model.generate(tokens, options):
@@ -199,7 +201,7 @@ class DecoderTextModel:
 
 
 def _to_template_message(message: Message) -> dict[str, object]:
-    """Return the message that a chat template reads: absent fields are undefined there."""
+    """Convert a message to the form that chat templates read: absent fields are undefined there."""
     fields: dict[str, object] = {"role": message.role, "content": message.content}
     optional_fields = {
         "tool_calls": [dict(call) for call in message.tool_calls],
@@ -210,8 +212,8 @@ def _to_template_message(message: Message) -> dict[str, object]:
 
 
 def open_decoder(folder: Path, config: TextConfig) -> DecoderTextModel:
-    """Load a configured checkpoint for serving; its paths begin at a folder. Raises LoadError and
-    what `llm.load` raises.
+    """Load a configured decoder; its paths are relative to a folder. Raises LoadError and what
+    `llm.load` raises.
     """
     adapters = {name: folder / path for name, path in config.adapters.items()}
     return DecoderTextModel(

@@ -1,4 +1,6 @@
-"""Checkpoints as models of text: decoders that answer, models of embeddings, cross-encoders."""
+"""Adapters from embedding models and cross-encoders of `ekiden.llm` to the server's text-model
+interfaces: decoders that answer, models of embeddings, cross-encoders.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,9 @@ class CrossEncoderModel:
 
 
 def open_text_model(folder: Path, config: TextConfig) -> AnyTextModel:
-    """Load a configured checkpoint, whose paths begin at a folder: a cross-encoder with one score,
-    an encoder or a model that sentence-transformers wrote for embeddings, else a decoder. Raises
-    LoadError and what loading it raises.
+    """Load a configured checkpoint, whose paths are relative to a folder: a cross-encoder with one
+    score, an encoder or a model that sentence-transformers wrote for embeddings, else a decoder.
+    Raises LoadError and what loading it raises.
     """
     path = folder / config.checkpoint
     settings = dict(open_checkpoint(path).config)

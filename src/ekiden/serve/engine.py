@@ -75,23 +75,23 @@ class ServingEngine:
         self._readers = ThreadPoolExecutor(READER_THREADS, "read")
 
     def hold_bytes(self, count: int) -> None:
-        """Count bytes of an arriving request, until `release_bytes`."""
+        """Count the bytes of an arriving request against the limit, until `release_bytes`."""
         if self._held + count > self.config.limits.held_bytes:
             raise RequestError("too many bytes of other requests are held", "busy", 1.0)
         self._held += count
 
     def release_bytes(self, count: int) -> None:
-        """Stop counting them."""
+        """Release counted bytes."""
         self._held -= count
 
     async def run_on_reader(self, call: Callable[[], Result]) -> Result:
-        """Run a function that reads or writes a long message on a reader thread, which yields to
+        """Run a function that parses or serialises a long message on a reader thread, yielding to
         the event loop every few milliseconds.
         """
         loop = asyncio.get_running_loop()
 
         def call_with_turns() -> Result:
-            """Call in the reader's thread, which lets the event loop have its turns."""
+            """Call the function in the reader thread with yields to the event loop."""
             with yielding_to_loop(loop):
                 return call()
 
@@ -236,7 +236,7 @@ class ServingEngine:
         return True
 
     async def run_counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a request with metrics and a span; every error becomes a RequestError."""
+        """Run a request with metrics and a tracing span; every error becomes a RequestError."""
         # Unknown names must not become metric labels: clients could create any number of them.
         known_model = model if model in self.repository.models else ""
         started = time.perf_counter()
@@ -353,7 +353,7 @@ class ServingEngine:
     async def _run_sequence_step(
         self, model: ServedModel, request: InferRequest, step: SequencePosition, arrived: float
     ) -> InferResponse:
-        """Run the next request of a sequence, after those before it and with their state."""
+        """Run the next request of a stateful sequence, in order and with its state."""
         live = self._get_or_begin_sequence(model, request.version, step)
         version = live.version
         assert isinstance(version, ModelVersion)
@@ -390,7 +390,7 @@ class ServingEngine:
             raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
 
         def open_sequence() -> ActiveSequence:
-            """Open a session of the program and hold its version, which stays loaded while
+            """Open a session of the program and reference its version, which stays loaded while
             sequences use it.
             """
             session = make()
@@ -400,14 +400,16 @@ class ServingEngine:
         return model.sequences.begin(name, open_sequence)
 
     async def save_sequence(self, model_name: str, name: str) -> bytes:
-        """Return the state of a sequence between two requests. Raises RequestError."""
+        """Return the state of a sequence between two requests as safetensors bytes. Raises
+        RequestError.
+        """
         model = self.repository.get(model_name)
         live = model.sequences.get(_sequence_name(model, name))
         async with live.lock:
             return await self.run_on_reader(live.save)
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
-        """Begin a sequence from saved state, saved here or elsewhere."""
+        """Begin a sequence from saved state, of this or another server."""
         model = await self.repository.acquire(model_name)
         key = _sequence_name(model, name)
         live = self.begin_sequence(model, model.get(), key)
@@ -439,8 +441,8 @@ def _sequence_name(model: ServedModel, text: str) -> int | str:
 
 
 def _requested_version(model: ServedModel, request: InferRequest) -> int:
-    """Return the loaded version that a failed request was for; the newest if it names none or one
-    that there is not.
+    """Return the loaded version that a failed request was for; the newest if it names none or an
+    unknown one.
     """
     text = request.version
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
@@ -448,7 +450,7 @@ def _requested_version(model: ServedModel, request: InferRequest) -> int:
 
 
 def _request_deadline(version: ModelVersion, request: InferRequest, arrived: float) -> float:
-    """Return the deadline of a request that arrived then, both by time.monotonic()."""
+    """Return the deadline of a request by its arrival time, both by time.monotonic()."""
     seconds = version.config.seconds
     requested_seconds = request.parameters.seconds
     return arrived + (min(seconds, requested_seconds) if requested_seconds else seconds)

@@ -1,4 +1,5 @@
-"""Cooperative yielding to the event loop between the chunks of long work in other threads.
+"""Cooperative yielding of long work in other threads to the event loop, which shares the GIL with
+them.
 
 Python's lock has no queue. A thread that gives it back for the microseconds of a NumPy call mostly
 takes it again before the loop's thread is awake, and each time the loop's wait of
@@ -26,7 +27,7 @@ MAX_WAIT_S = 1.0
 
 
 class _LoopYielder:
-    """Yielder of one piece of work to an event loop in another thread."""
+    """Yield point between a worker thread and an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -53,7 +54,7 @@ _LOOP_YIELDER: ContextVar[_LoopYielder | None] = ContextVar("turns", default=Non
 
 @contextmanager
 def yielding_to_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Set, for this thread inside the context, the event loop to which `yield_to_loop` yields."""
+    """Set the event loop to which `yield_to_loop` yields in this thread, inside the context."""
     token = _LOOP_YIELDER.set(_LoopYielder(loop))
     try:
         yield
@@ -62,7 +63,7 @@ def yielding_to_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def yield_to_loop() -> None:
-    """Let the event loop of `yielding_to_loop` run, if it has not for an interval."""
+    """Let the event loop of `yielding_to_loop` run if it has not done so for the yield interval."""
     turns = _LOOP_YIELDER.get()
     if turns is not None:
         turns.yield_if_due()

@@ -1,5 +1,5 @@
-"""The reasons why a request is refused or fails: one row for each way, with the status of each
-protocol.
+"""Table of failure reasons of requests, with their HTTP, gRPC and OpenAI codes: one row for each
+way, with the status of each protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FailureReason:
-    """Reason why a request ends without a result, with its status in each protocol."""
+    """Failure reason of a request, with its status code in each protocol."""
 
     name: str
     http: int

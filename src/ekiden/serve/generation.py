@@ -1,4 +1,4 @@
-"""Generation of a text model's answer, piece by piece, within its limits.
+"""Streamed generation of a text model's answer, within its limits.
 
 A model that makes its answers on a loop of its own (`TextEngine`) puts them in a queue here. One
 that is an iterator (`TextModel`) is asked for a piece at a time, on the model's threads.
@@ -40,19 +40,19 @@ Result = TypeVar("Result")
 
 
 class PieceSource(Protocol):
-    """The source of an answer's pieces."""
+    """Interface of a source of answer increments."""
 
     prompt: int
 
     async def next_pieces(self) -> list[Piece]:
-        """Return the next pieces; an empty list once the answer is over."""
+        """Return the next increments; an empty list at the end of the answer."""
 
     def close(self) -> None:
         """End the answer."""
 
 
 class EngineSource:
-    """Source of the pieces of an answer from a model with its own loop."""
+    """Increment source of an answer from a model with its own engine loop."""
 
     def __init__(self, answer: TextAnswer, deadline: float) -> None:
         """Begin the answer."""
@@ -80,7 +80,7 @@ class EngineSource:
 
 
 class IteratorSource:
-    """Source of the pieces of an answer from an iterator, which one thread uses at a time."""
+    """Increment source of an answer from an iterator, which one thread at a time advances."""
 
     def __init__(self, pool: ThreadPoolExecutor, model: TextModel) -> None:
         self._pool, self._model = pool, model
@@ -130,7 +130,7 @@ class IteratorSource:
 
 
 class HeldBackScores:
-    """Scores of tokens whose text is held back."""
+    """Token scores whose text is held back by the stop filter."""
 
     def __init__(self) -> None:
         self._begin = self._released = 0
@@ -144,8 +144,8 @@ class HeldBackScores:
         self._begin += len(piece.text)
 
     def release(self, text: str) -> tuple[ScoredToken, ...]:
-        """Return the scores of pieces whose text begins before the end of what was released,
-        `text` being the newest.
+        """Return the scores of tokens whose text begins before the end of the released text; `text`
+        is the newest part.
         """
         self._released += len(text)
         scores: list[ScoredToken] = []
@@ -156,8 +156,8 @@ class HeldBackScores:
 
 
 def check_plain_request(name: str, request: TextRequest) -> None:
-    """Raise RequestError for a setting that a model without `open` (`RequestEngine`) does not
-    honour.
+    """Raise RequestError for a setting that a model without `RequestEngine.open` does not
+    support.
     """
     if request.prompt is not None:
         raise RequestError(f"'prompt': model '{name}' answers conversations alone")
@@ -178,7 +178,7 @@ def check_plain_request(name: str, request: TextRequest) -> None:
 
 
 class Generation:
-    """Answer in generation: its slot, deadline, token counts and pieces."""
+    """Answer being generated: its slot, deadline, token counts and pieces."""
 
     def __init__(
         self, engine: ServingEngine, name: str, version: ModelVersion, request: TextRequest
@@ -267,7 +267,7 @@ class Generation:
         self._engine.log.log_request(self._name, self._outcome, seconds)
 
     async def _await_with_deadline(self, work: Awaitable[Result]) -> Result:
-        """Await the model's work until the deadline. Raises RequestError, also for a timeout."""
+        """Await the model's result until the deadline. Raises RequestError, also for a timeout."""
         remaining = self._deadline - time.monotonic()
         try:
             async with asyncio.timeout(max(remaining, 0.0)):
@@ -286,7 +286,7 @@ class Generation:
             raise client_error from error
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the pieces of the answer, cut before a stop text, each with the scores of the
+        """Yield the increments of the answer, cut before a stop string, each with the scores of the
         tokens whose text begins in it.
         """
         assert self._source is not None
@@ -313,7 +313,9 @@ class Generation:
             yield Piece(text, 0, scores=scores.release(text))
 
     def _finish_reason(self, piece: Piece) -> str:
-        """Return the finish reason of a piece ("stop", "length"); empty if it is not the last."""
+        """Return the finish reason of an increment ("stop", "length"); empty if it is not
+        the last.
+        """
         max_tokens = self._sampling.max_tokens
         if piece.finish:
             return piece.finish
@@ -329,7 +331,7 @@ class Generation:
 
 
 def text_thread_pool(version: ModelVersion) -> ThreadPoolExecutor:
-    """Return the threads that run a text model."""
+    """Return the thread pool of a text model."""
     if version.text_thread_pool is None:
         version.text_thread_pool = ThreadPoolExecutor(
             version.config.instances, f"text {version.number}"

@@ -1,4 +1,4 @@
-"""The protocol's gRPC messages, and conversion of requests and answers.
+"""gRPC messages of the Open Inference Protocol, and conversion of requests and responses.
 
 The table says the fields; classes are made of it in a pool of descriptors of our own, so that a
 client's generated ones may be in the same process. Messages are those of the protocol's `inference`

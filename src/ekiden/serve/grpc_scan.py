@@ -1,5 +1,5 @@
-"""Split long gRPC messages before they are parsed: the skeleton without tensors, and the tensors as
-bytes.
+"""Splitting of long gRPC messages before protobuf parses them: the skeleton without tensors, and
+the tensors as bytes.
 
 The library of protobuf makes an object of a field of two bytes, and holds Python's lock until it is
 done. So tensors are taken out of long requests here, by the wire format of protobuf

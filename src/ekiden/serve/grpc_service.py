@@ -1,4 +1,6 @@
-"""The gRPC service: the protocol's service, on the loop of the engine."""
+"""gRPC service of the Open Inference Protocol: the protocol's service, on the loop of the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ class GrpcService:
         return grpc.unary_unary_rpc_method_handler(call)
 
     def _enter(self, context: Context) -> None:
-        """Check the token, and record the parent of spans. Raises RequestError."""
+        """Check the token, and set the parent span of tracing. Raises RequestError."""
         metadata = dict(context.invocation_metadata() or ())
         self._tokens.check(_authorization_header(context))
         PARENT_CONTEXT.set(str(metadata.get("traceparent", "")))
@@ -120,8 +122,8 @@ class GrpcService:
     async def stream(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[bytes]:
-        """Answer the requests of a stream one after the other; an error is an answer, after which
-        the stream continues.
+        """Answer the requests of a stream in order; an error is an answer, after which the stream
+        continues.
         """
         try:
             self._enter(context)
@@ -196,7 +198,7 @@ class GrpcService:
 
 
 async def _unused_method(request: Proto, context: Context) -> Proto:
-    """Stand in for a method that `Service` handles separately."""
+    """Stand in for a method that `GrpcService` handles separately."""
     raise AssertionError("never called")
 
 

@@ -1,4 +1,6 @@
-"""The HTTP service: the protocol's paths, and around them tokens, limits and errors."""
+"""HTTP service of the Open Inference Protocol: the protocol's paths, and around them tokens, limits
+and errors.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ class HttpApplication:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request; whatever happens, the client gets an answer."""
+        """Handle one request; the client gets a response even after an internal error."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
@@ -313,7 +315,7 @@ class HttpApplication:
         return json_response(self._engine.repository_index(ready))
 
     async def load_model(self, request: Request) -> Response:
-        """Load a model, or what is new of it."""
+        """Load a model, or its changed versions."""
         self._check_control(request, await self._read_body(request, MAX_CONTROL_BYTES), {})
         await self._engine.repository.load(request.path_params["model"])
         return json_response({})
@@ -382,11 +384,13 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
 
 
 class SlowReaderError(Exception):
-    """Exception for a client that does not read its answer."""
+    """Error of a client that does not read its response within the time limit."""
 
 
 class GuardedSend:
-    """ASGI `send` with a time limit for slow clients, which records whether an answer has begun."""
+    """ASGI `send` with a time limit for slow clients, which records whether a response has
+    begun.
+    """
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds

@@ -1,4 +1,6 @@
-"""The protocol's requests and answers as JSON, optionally followed by binary tensors."""
+"""JSON requests and responses of the Open Inference Protocol, optionally followed by binary
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ def _json_tensor(
 
 
 def _binary_size(name: str, row: dict[str, Any]) -> int | None:
-    """Return how many bytes an input has after the JSON; None if its data are in the JSON."""
+    """Return the size in bytes of an input's binary data after the JSON; None if its data are in
+    the JSON.
+    """
     parameters = _object_field(row, "parameters")
     if unknown := [key for key in parameters if key != "binary_data_size"]:
         raise RequestError(f"input '{name}': no parameter is named '{unknown[0][:64]}'")
@@ -199,7 +203,8 @@ def is_short_answer(request: InferRequest, response: InferResponse) -> bool:
 def serialize_infer_response(
     request: InferRequest, response: InferResponse
 ) -> tuple[Pieces, int | None]:
-    """Return the chunks of an answer's body, and how many of its bytes are JSON; None where all is.
+    """Return the chunks of a response body, and the size of its JSON in bytes; None where all is
+    JSON.
 
     Raises RequestError for outputs that JSON cannot say.
     """

@@ -1,4 +1,4 @@
-"""Conversion of long JSON arrays to tensors and back, chunk by chunk.
+"""Chunked conversion of long JSON arrays to tensors and back.
 
 No piece takes Python's lock for more than some milliseconds, and no more Python objects exist at
 once than those of one piece; texts alone stay objects.
@@ -100,7 +100,8 @@ def parse_values(piece: bytes, marks: StructuralMarks) -> list[Any]:
 
 
 class BracketNesting:
-    """Checker of the nesting of an array's brackets: flat, or as its shape requires.
+    """Validator of the nesting of an array's brackets against a shape: flat, or as its shape
+    requires.
 
     Before the comma behind value i, in an array of the sizes (..., c, b, a), there are as many
     closed brackets as i is multiples of a, of a b, and so on, and as many more open ones.
@@ -112,7 +113,7 @@ class BracketNesting:
         self._opens = self._closes = self._commas = 0
 
     def accepts(self, marks: StructuralMarks) -> bool:
-        """Check a chunk against the shape; return whether it fits."""
+        """Check a chunk against the shape; return whether it conforms."""
         comma_positions = np.flatnonzero(marks.commas)
         opens = np.cumsum(marks.opening_brackets) + self._opens
         closes = np.cumsum(marks.closing_brackets) + self._closes

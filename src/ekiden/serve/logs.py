@@ -48,7 +48,7 @@ class JsonLog:
             self.write("debug", "request", model=model, outcome=outcome, ms=milliseconds)
 
     def log_failure(self, model: str, error: BaseException) -> None:
-        """Log a request that failed by the server's fault."""
+        """Log a request that failed with an internal error."""
         cause = error.__cause__ or error
         frames = traceback.extract_tb(cause.__traceback__)[-6:]
         frame_locations = [

@@ -77,7 +77,7 @@ class ServerMetrics:
     def register_model(
         self, model: str, waiting: Callable[[], int], sequences: Callable[[], int]
     ) -> None:
-        """Report how many requests of a model wait, and how many sequences it has."""
+        """Register gauges of a model's queued requests and active sequences."""
         self._waiting[model] = waiting, sequences
 
     def has_model(self, model: str) -> bool:
@@ -85,7 +85,7 @@ class ServerMetrics:
         return model in self._waiting
 
     def register_residents(self, residents: ResidentModels) -> None:
-        """Report the number and bytes of loaded models, and the evictions."""
+        """Register gauges of the number and bytes of loaded models, and of evictions."""
         self._residents = residents
 
     def count_request(self, model: str, outcome: str, seconds: float) -> None:
@@ -129,7 +129,7 @@ class ServerMetrics:
         yield from self._collect_gauges()
 
     def _collect_residency(self) -> Iterator[Metric]:
-        """Yield the metrics of the models in memory."""
+        """Yield the metrics of the loaded models."""
         if (residents := self._residents) is None:
             return
         yield GaugeMetricFamily("ekiden_resident_models", "Models in memory", value=len(residents))

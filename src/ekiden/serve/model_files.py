@@ -1,4 +1,6 @@
-"""The files of a model: its versions, their fingerprints, and the programs loaded from them."""
+"""Model files of a repository folder: its versions, their fingerprints, and the programs loaded
+from them.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def is_version_name(text: str) -> bool:
 
 
 def source_bytes(path: Path, config: ModelConfig) -> int:
-    """Return the bytes of the files that a version is loaded from: an artifact or a model, or the
-    weights of a checkpoint. 0 for a text model that is a Python object.
+    """Return the size of the files that a version is loaded from, in bytes: an artifact or a model,
+    or the weights of a checkpoint. 0 for a text model that is a Python object.
     """
     if config.text.object:
         return 0
@@ -74,8 +76,8 @@ def source_bytes(path: Path, config: ModelConfig) -> int:
 
 
 def file_stamp(path: Path) -> FileStamp:
-    """Return a fingerprint of a file's identity and time of change. Raises LoadError if it is not
-    readable.
+    """Return a fingerprint of a file (identity, size, modification time). Raises LoadError if it is
+    not readable.
     """
     if str(path) == "":
         return ("", 0, 0, 0)

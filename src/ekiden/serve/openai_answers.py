@@ -1,5 +1,5 @@
-"""Answers in OpenAI's form: each choice as a sequence of deltas, which a stream sends as they come
-and a whole answer sums up.
+"""Responses of OpenAI's chat and completion endpoints: each choice as a sequence of deltas, which a
+stream sends as they come and a whole answer sums up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CALL_ID_LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """Delta of a choice, with the scores of its tokens."""
+    """Delta of a streamed choice, with the scores of its tokens."""
 
     delta: AnswerDelta | None
     """None for scores alone, or the end."""
@@ -35,7 +35,9 @@ class ChoiceDelta:
 
 
 class OpenAIAnswer:
-    """The answer to one request: its choices are generations that run side by side."""
+    """Response to one chat or completion request: its choices are generations that run side by
+    side.
+    """
 
     def __init__(self, request: OpenAIRequest, generations: Sequence[Generation]) -> None:
         self._request, self._generations = request, generations
@@ -56,7 +58,7 @@ class OpenAIAnswer:
         }  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:
-        """Return the token counts; a prompt is counted once for all of its choices."""
+        """Return the token usage; the prompt is counted once for all choices."""
         prompt = sum(generation.prompt for generation in self._generations[:: self._request.n])
         completion = sum(generation.completion for generation in self._generations)
         return {
@@ -65,7 +67,7 @@ class OpenAIAnswer:
         }  # fmt: skip
 
     async def complete(self) -> dict[str, object]:
-        """Return the whole answer."""
+        """Return the complete (non-streamed) response."""
         choices = await asyncio.gather(
             *(self._collect_choice(n) for n in range(len(self._generations)))
         )
@@ -76,7 +78,7 @@ class OpenAIAnswer:
         return {"index": index, **self._form.choice(deltas, self._prompt_text(index))}
 
     async def chunks(self) -> AsyncIterator[dict[str, object]]:
-        """Yield the chunks of a stream."""
+        """Yield the chunks of a streamed response."""
         count = len(self._generations)
         for index in range(count):
             for body in self._form.first(self._prompt_text(index)):
@@ -127,7 +129,7 @@ class OpenAIAnswer:
 async def merge_deltas(
     iterators: Sequence[AsyncIterator[ChoiceDelta]],
 ) -> AsyncIterator[tuple[int, ChoiceDelta]]:
-    """Yield the deltas of all choices as they come, each with the number of its choice."""
+    """Yield the deltas of all choices as they arrive, each with its choice index."""
     if len(iterators) == 1:
         async for delta in iterators[0]:
             yield 0, delta
@@ -150,14 +152,14 @@ async def merge_deltas(
 
 
 def new_tool_call_id(length: int = 0) -> str:
-    """Return the identifier of a call, of `length` letters where a template wants as many."""
+    """Return a random tool call id, of `length` letters if the chat template requires a length."""
     if length:
         return "".join(secrets.choice(CALL_ID_LETTERS) for _ in range(length))
     return f"call_{secrets.token_hex(12)}"
 
 
 class ChatFormat:
-    """Formatter of chat completions."""
+    """Formatter of chat completion responses."""
 
     whole, chunk = "chat.completion", "chat.completion.chunk"
 
@@ -165,7 +167,7 @@ class ChatFormat:
         self._wants_scores = request.requests[0].sampling.logprobs is not None
 
     def choice(self, deltas: Sequence[ChoiceDelta], prompt: str) -> dict[str, object]:
-        """Return a complete choice."""
+        """Return a complete choice from its deltas."""
         texts = {"content": "", "reasoning": ""}
         calls = []
         scores: list[ScoredToken] = []
@@ -189,11 +191,11 @@ class ChatFormat:
         }  # fmt: skip
 
     def first(self, prompt: str) -> list[dict[str, object]]:
-        """Return the bodies of the first events of a choice."""
+        """Return the first event bodies of a choice."""
         return [self._body({"role": "assistant", "content": ""})]
 
     def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
-        """Return the bodies of the events of a delta."""
+        """Return the event bodies of a delta."""
         delta, bodies = part.delta, []
         if delta is not None and delta.call is not None:
             bodies.append(
@@ -231,7 +233,7 @@ def _format_call(delta: AnswerDelta) -> dict[str, object]:
 
 def _format_chat_logprob(score: ScoredToken) -> dict[str, object]:
     def entry(data: bytes, logprob: float) -> dict[str, object]:
-        """Return a token with its log-probability and bytes, as OpenAI writes it."""
+        """Return a token with its log-probability and bytes, in OpenAI's form."""
         return {
             "token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data),
         }  # fmt: skip
@@ -241,7 +243,7 @@ def _format_chat_logprob(score: ScoredToken) -> dict[str, object]:
 
 
 class CompletionFormat:
-    """Formatter of text completions."""
+    """Formatter of text completion responses."""
 
     whole = chunk = "text_completion"
 
@@ -249,7 +251,7 @@ class CompletionFormat:
         self._wants_scores = request.requests[0].sampling.logprobs is not None
 
     def choice(self, deltas: Sequence[ChoiceDelta], prompt: str) -> dict[str, object]:
-        """Return a complete choice."""
+        """Return a complete choice from its deltas."""
         text = "".join(part.delta.text for part in deltas if part.delta is not None)
         scores = [score for part in deltas for score in part.scores]
         return {
@@ -258,11 +260,11 @@ class CompletionFormat:
         }  # fmt: skip
 
     def first(self, prompt: str) -> list[dict[str, object]]:
-        """Return the bodies of the first events of a choice."""
+        """Return the first event bodies of a choice."""
         return [self._body(prompt)] if prompt else []
 
     def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
-        """Return the bodies of the events of a delta."""
+        """Return the event bodies of a delta."""
         text = "" if part.delta is None else part.delta.text
         return [self._body(text, part.scores, part.finish)]
 

@@ -1,4 +1,4 @@
-"""OpenAI's endpoint of embeddings: texts or tokens in, a vector for each out."""
+"""OpenAI's embeddings endpoint: texts or tokens in, a vector for each out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_INPUTS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Request for the vectors of texts."""
+    """Embedding request for several inputs."""
 
     model: str
     inputs: tuple[str | tuple[int, ...], ...]
@@ -35,7 +35,7 @@ class EmbeddingRequest:
 
 
 def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """Parse a request for embeddings. Raises RequestError for what is invalid or not honoured."""
+    """Parse an embedding request. Raises RequestError for what is invalid or not honoured."""
     values = read_fields(EMBEDDINGS, body)
     return EmbeddingRequest(
         values["model"],
@@ -46,7 +46,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 
 def _parse_inputs(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """Return the inputs of a request. Raises RequestError."""
+    """Parse the inputs, texts or token lists. Raises RequestError."""
     entries = value if isinstance(value, list) else [value]
     if entries and all(type(token) is int for token in entries):
         entries = [entries]
@@ -61,8 +61,8 @@ def _parse_inputs(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, object]:
-    """Return the answer to a request. Raises RequestError for a model that makes no embeddings,
-    inputs that it refuses, and where its time is over.
+    """Compute the embeddings of a request, and return the response. Raises RequestError for a model
+    that makes no embeddings, inputs that it refuses, and where its time is over.
     """
     version = (await engine.repository.acquire(request.model)).get()
     text = version.program.text
@@ -77,8 +77,8 @@ async def embed(engine: ServingEngine, request: EmbeddingRequest) -> dict[str, o
 
 
 def _format_response(request: EmbeddingRequest, made: Embeddings) -> dict[str, object]:
-    """Return the answer with a model's vectors. Raises RequestError for a wanted length that they
-    do not have.
+    """Return the response with a model's embedding vectors. Raises RequestError for a wanted length
+    that they do not have.
     """
     vectors = np.ascontiguousarray(made.vectors, "<f4")
     if vectors.ndim != 2 or len(vectors) != len(request.inputs):

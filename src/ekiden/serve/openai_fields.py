@@ -1,5 +1,5 @@
-"""Fields of requests of OpenAI's interface: one row for each, with the endpoints that take it and
-what it is read by.
+"""Table of the request fields of OpenAI's endpoints, with their validation: one row for each, with
+the endpoints that take it and what it is read by.
 
 A field without a row is refused by its name, and so is a value that a row does not read: nothing
 that would change an answer is dropped in silence. Null asks for nothing.
@@ -33,7 +33,7 @@ Reader = Callable[[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """Field of a request."""
+    """Request field, a row of the table."""
 
     name: str
     endpoints: str
@@ -43,12 +43,12 @@ class RequestField:
     """What honours it, for the page; empty where it says nothing about the answer."""
 
     def page_line(self) -> str:
-        """Return the field's line of the table in docs/openai.md."""
+        """Return the field's row of the table in docs/openai.md."""
         names = ", ".join(name for letter, name in ENDPOINTS.items() if letter in self.endpoints)
         return f"| `{self.name}` | {names} | {self.effect or 'taken, changes nothing'} |"
 
 
-def _number_reader(minimum: float, maximum: float) -> Reader:
+def _number_in(minimum: float, maximum: float) -> Reader:
     def read(name: str, value: Any) -> float:  # noqa: ANN401  # JSON
         """Return the number. Raises RequestError for one out of range."""
         if type(value) not in (int, float) or not minimum <= value <= maximum:
@@ -58,9 +58,9 @@ def _number_reader(minimum: float, maximum: float) -> Reader:
     return read
 
 
-def _integer_reader(minimum: int, maximum: int) -> Reader:
+def _int_in(minimum: int, maximum: int) -> Reader:
     def read(name: str, value: Any) -> int:  # noqa: ANN401  # JSON
-        """Return the whole number. Raises RequestError for one out of range."""
+        """Return the integer. Raises RequestError for one out of range."""
         if type(value) is not int or not minimum <= value <= maximum:
             raise RequestError(f"'{name}': a whole number from {minimum} to {maximum} expected")
         return value
@@ -68,8 +68,8 @@ def _integer_reader(minimum: int, maximum: int) -> Reader:
     return read
 
 
-def _enum_reader(*values: object) -> Reader:
-    """Read a field of which some values alone are honoured."""
+def _one_of(*values: object) -> Reader:
+    """Return a reader of a field that supports only the given values."""
 
     def read(name: str, value: Any) -> Any:  # noqa: ANN401  # JSON
         """Return the value. Raises RequestError for one that is not supported."""
@@ -159,8 +159,8 @@ def _read_stream_options(name: str, value: Any) -> dict[str, Any]:  # noqa: ANN4
 
 
 def _read_text_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
-    """Return the pattern that "text" of a response asks for, whose format holds the schema itself;
-    empty for any answer.
+    """Return the regular expression that the field "text" of a response requires, whose format
+    contains the schema itself; empty for any answer.
     """
     if not isinstance(value, dict):
         raise RequestError(f"'{name}': an object expected")
@@ -173,7 +173,7 @@ def _read_text_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
 
 
 def _read_reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401  # JSON
-    """Return what is asked of reasoning: its effort."""
+    """Return the reasoning options: its effort."""
     fields = {k: v for k, v in _read_object(name, value).items() if v is not None}
     if unknown := sorted(fields.keys() - {"effort"}):
         raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
@@ -181,7 +181,7 @@ def _read_reasoning(name: str, value: Any) -> Mapping[str, Any]:  # noqa: ANN401
 
 
 def _read_response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
-    """Return the pattern of the answers that a format allows; empty for any."""
+    """Return the regular expression of the answers that a response format allows; empty for any."""
     form = value if isinstance(value, dict) else {}
     kind, described = form.get("type"), form.get("json_schema")
     if kind == "json_schema" and isinstance(described, dict) and "schema" in described:
@@ -205,73 +205,73 @@ def _read_response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
         raise RequestError(f"'{name}': {error}") from error
 
 
-_PENALTY = _number_reader(-2, 2)
-_TOKENS = _integer_reader(1, 2**31)
-_SEED = _integer_reader(-(2**63), 2**63 - 1)
+_PENALTY = _number_in(-2, 2)
+_TOKENS = _int_in(1, 2**31)
+_SEED = _int_in(-(2**63), 2**63 - 1)
 # fmt: off
 FIELDS: Mapping[str, RequestField] = {row.name: row for row in starmap(RequestField, (
-    # name                    for      read by                         honoured by
-    ("model",                  "cprek", _read_model,                    "the model, or an adapter of one"),
-    ("lora",                   "cpr",   _read_text,                     "an adapter; an extension"),
-    ("messages",               "c",     _read_messages,                 "the chat template"),
-    ("prompt",                 "p",     _read_any,                      "texts or tokens, one or several"),
-    ("input",                  "re",    _read_any,                      "a conversation; texts or tokens"),
-    ("query",                  "k",     _read_text,                     "what documents are scored for"),
-    ("documents",              "k",     _read_list,                     "texts, or objects with `text`"),
-    ("top_n",                  "k",     _integer_reader(1, 2**31),      "so many of the best"),
-    ("return_documents",       "k",     _read_bool,                     "`false`: without the texts"),
-    ("instructions",           "r",     _read_text,                     "the message of the system"),
-    ("stream",                 "cpr",   _read_bool,                     "server-sent events"),
-    ("stream_options",         "cp",    _read_stream_options,           "`include_usage`"),
-    ("max_tokens",             "cp",    _TOKENS,                        "the engine"),
-    ("max_completion_tokens",  "c",     _TOKENS,                        "the engine, before `max_tokens`"),
-    ("max_output_tokens",      "r",     _TOKENS,                        "the engine"),
-    ("temperature",            "cpr",   _number_reader(0, 2),           "token choice"),
-    ("top_p",                  "cpr",   _number_reader(0, 1),           "token choice"),
-    ("top_k",                  "cpr",   _integer_reader(0, 2**24),      "token choice; an extension"),
-    ("min_p",                  "cpr",   _number_reader(0, 1),           "token choice; an extension"),
-    ("repetition_penalty",     "cpr",   _number_reader(1e-3, 1e3),      "token choice; an extension"),
-    ("frequency_penalty",      "cp",    _PENALTY,                       "logits of the answer's tokens"),
-    ("presence_penalty",       "cp",    _PENALTY,                       "logits of the answer's tokens"),
-    ("logit_bias",             "cp",    _read_logit_bias,               "logits by token"),
-    ("seed",                   "cp",    _SEED,                          "equal seeds give equal answers"),
-    ("stop",                   "cp",    _read_stops,                    "the answer ends before one"),
-    ("ignore_eos",             "cp",    _read_bool,                     "an end is no end; an extension"),
-    ("n",                      "cp",    _integer_reader(1, MAX_CHOICES),"seeds one after another"),
-    ("best_of",                "p",     _integer_reader(1, MAX_CHOICES),"the value of `n` alone"),
-    ("logprobs",               "cp",    _read_any,                      "the model's own distribution"),
-    ("top_logprobs",           "c",     _integer_reader(0, 20),         "the likeliest beside each token"),
-    ("echo",                   "p",     _read_bool,                     "the prompt; not with `logprobs`"),
-    ("response_format",        "c",     _read_response_format,          "a grammar"),
-    ("text",                   "r",     _read_text_format,              "`format`: a grammar"),
-    ("tools",                  "cr",    _read_list,                     "the chat template, a parser"),
-    ("tool_choice",            "cr",    _read_any,                      "a grammar forces a call"),
-    ("parallel_tool_calls",    "cr",    _read_bool,                     "`false`: the first call alone"),
-    ("reasoning_effort",       "c",     _read_text,                     "a variable of the chat template"),
-    ("reasoning",              "r",     _read_reasoning,                "`effort`, for the chat template"),
-    ("chat_template_kwargs",   "cr",    _read_object,                   "its variables; an extension"),
-    ("modalities",             "c",     _enum_reader(["text"]),         "text alone"),
-    ("encoding_format",        "e",     _enum_reader("float", "base64"),"numbers, or base64 of float32"),
-    ("dimensions",             "e",     _integer_reader(1, 2**20),      "the model's own length alone"),
-    ("previous_response_id",   "r",     _enum_reader(),                 "refused: nothing is stored"),
-    ("conversation",           "r",     _enum_reader(),                 "refused: nothing is stored"),
-    ("background",             "r",     _enum_reader(False),            "answers are waited for"),
-    ("include",                "r",     _enum_reader([]),               "nothing further"),
-    ("truncation",             "r",     _enum_reader("disabled"),       "a prompt is never cut"),
-    ("functions",              "c",     _enum_reader([]),               "refused: `tools` replace it"),
-    ("user",                   "cperk", _read_any,                      ""),
-    ("metadata",               "cr",    _read_any,                      ""),
-    ("store",                  "cr",    _enum_reader(False),            "nothing is stored"),
-    ("service_tier",           "cr",    _read_any,                      ""),
-    ("safety_identifier",      "cr",    _read_any,                      ""),
-    ("prompt_cache_key",       "cr",    _read_any,                      ""),
-    ("prediction",             "c",     _read_any,                      ""),
+    # name                   for      read by                   honoured by
+    ("model",                 "cprek", _read_model,              "the model, or an adapter of one"),
+    ("lora",                  "cpr",   _read_text,               "an adapter; an extension"),
+    ("messages",              "c",     _read_messages,           "the chat template"),
+    ("prompt",                "p",     _read_any,                "texts or tokens, one or several"),
+    ("input",                 "re",    _read_any,                "a conversation; texts or tokens"),
+    ("query",                 "k",     _read_text,               "what documents are scored for"),
+    ("documents",             "k",     _read_list,               "texts, or objects with `text`"),
+    ("top_n",                 "k",     _int_in(1, 2**31),        "so many of the best"),
+    ("return_documents",      "k",     _read_bool,               "`false`: without the texts"),
+    ("instructions",          "r",     _read_text,               "the message of the system"),
+    ("stream",                "cpr",   _read_bool,               "server-sent events"),
+    ("stream_options",        "cp",    _read_stream_options,     "`include_usage`"),
+    ("max_tokens",            "cp",    _TOKENS,                  "the engine"),
+    ("max_completion_tokens", "c",     _TOKENS,                  "the engine, before `max_tokens`"),
+    ("max_output_tokens",     "r",     _TOKENS,                  "the engine"),
+    ("temperature",           "cpr",   _number_in(0, 2),         "token choice"),
+    ("top_p",                 "cpr",   _number_in(0, 1),         "token choice"),
+    ("top_k",                 "cpr",   _int_in(0, 2**24),        "token choice; an extension"),
+    ("min_p",                 "cpr",   _number_in(0, 1),         "token choice; an extension"),
+    ("repetition_penalty",    "cpr",   _number_in(1e-3, 1e3),    "token choice; an extension"),
+    ("frequency_penalty",     "cp",    _PENALTY,                 "logits of the answer's tokens"),
+    ("presence_penalty",      "cp",    _PENALTY,                 "logits of the answer's tokens"),
+    ("logit_bias",            "cp",    _read_logit_bias,         "logits by token"),
+    ("seed",                  "cp",    _SEED,                    "equal seeds give equal answers"),
+    ("stop",                  "cp",    _read_stops,              "the answer ends before one"),
+    ("ignore_eos",            "cp",    _read_bool,               "an end is no end; an extension"),
+    ("n",                     "cp",    _int_in(1, MAX_CHOICES),  "seeds one after another"),
+    ("best_of",               "p",     _int_in(1, MAX_CHOICES),  "the value of `n` alone"),
+    ("logprobs",              "cp",    _read_any,                "the model's own distribution"),
+    ("top_logprobs",          "c",     _int_in(0, 20),           "the likeliest beside each token"),
+    ("echo",                  "p",     _read_bool,               "the prompt; not with `logprobs`"),
+    ("response_format",       "c",     _read_response_format,    "a grammar"),
+    ("text",                  "r",     _read_text_format,        "`format`: a grammar"),
+    ("tools",                 "cr",    _read_list,               "the chat template, a parser"),
+    ("tool_choice",           "cr",    _read_any,                "a grammar forces a call"),
+    ("parallel_tool_calls",   "cr",    _read_bool,               "`false`: the first call alone"),
+    ("reasoning_effort",      "c",     _read_text,               "a variable of the chat template"),
+    ("reasoning",             "r",     _read_reasoning,          "`effort`, for the chat template"),
+    ("chat_template_kwargs",  "cr",    _read_object,             "its variables; an extension"),
+    ("modalities",            "c",     _one_of(["text"]),        "text alone"),
+    ("encoding_format",       "e",     _one_of("float", "base64"), "numbers, or base64 of float32"),
+    ("dimensions",            "e",     _int_in(1, 2**20),        "the model's own length alone"),
+    ("previous_response_id",  "r",     _one_of(),                "refused: nothing is stored"),
+    ("conversation",          "r",     _one_of(),                "refused: nothing is stored"),
+    ("background",            "r",     _one_of(False),           "answers are waited for"),
+    ("include",               "r",     _one_of([]),              "nothing further"),
+    ("truncation",            "r",     _one_of("disabled"),      "a prompt is never cut"),
+    ("functions",             "c",     _one_of([]),              "refused: `tools` replace it"),
+    ("user",                  "cperk", _read_any,                ""),
+    ("metadata",              "cr",    _read_any,                ""),
+    ("store",                 "cr",    _one_of(False),           "nothing is stored"),
+    ("service_tier",          "cr",    _read_any,                ""),
+    ("safety_identifier",     "cr",    _read_any,                ""),
+    ("prompt_cache_key",      "cr",    _read_any,                ""),
+    ("prediction",            "c",     _read_any,                ""),
 ))}
 # fmt: on
 
 
 def read_fields(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that are set, each as its row reads it.
+    """Validate the set fields of a request, and return their values by name.
 
     Args:
         endpoint: The endpoint's letter, as in `RequestField.endpoints`.

@@ -1,4 +1,4 @@
-"""Messages and tools of OpenAI's interface, as requests have them."""
+"""Validation of messages and tools of OpenAI's requests."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _parse_message(at: int, entry: object) -> Message:
 
 
 def _parse_tool_call(where: str, call: object) -> dict[str, Any]:
-    """Parse a call of a function, decoding its arguments, which templates read as an object.
-    Raises RequestError.
+    """Parse a tool call, decoding its arguments, which chat templates read as an object. Raises
+    RequestError.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -69,7 +69,7 @@ def _parse_tool_call(where: str, call: object) -> dict[str, Any]:
 
 
 def parse_tools(entries: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
-    """Check the functions that an answer may call. Raises RequestError."""
+    """Validate the tools that an answer may call. Raises RequestError."""
     if len(entries) > MAX_TOOLS:
         raise RequestError(f"'tools': at most {MAX_TOOLS} expected")
     tools = tuple(_parse_tool(f"tools[{n}]", entry) for n, entry in enumerate(entries))
@@ -95,7 +95,7 @@ def _parse_tool(where: str, tool: object) -> Mapping[str, Any]:
 
 
 def parse_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return "none", "auto", "required", or "function:" and a name. Raises RequestError."""
+    """Return "none", "auto", "required", or "function:" followed by a name. Raises RequestError."""
     if value is None:
         return "auto" if tools else "none"
     if value in ("none", "auto"):

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's interface: from the body to what a model is asked for."""
+"""Parsing of OpenAI's chat and completion requests: from the body to what a model is asked for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRequest:
-    """Request for one answer or several."""
+    """Parsed chat, completion or response request with its generation requests."""
 
     model: str
     endpoint: str
@@ -49,9 +49,7 @@ class OpenAIRequest:
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
-    """Parse a request for chat completions. Raises RequestError for what is invalid or not
-    honoured.
-    """
+    """Parse a chat completion request. Raises RequestError for what is invalid or not honoured."""
     values = read_fields(CHAT, body)
     if "messages" not in values:
         raise RequestError("'messages': a list of messages expected")
@@ -75,7 +73,9 @@ def parse_chat_request(body: Mapping[str, Any]) -> OpenAIRequest:
 
 
 def _chat_logprobs(values: Mapping[str, Any]) -> int | None:
-    """Return the number of alternatives to report. Raises RequestError."""
+    """Return the number of alternatives reported per token; None without log-probabilities. Raises
+    RequestError.
+    """
     wants = values.get("logprobs", False)
     if not isinstance(wants, bool):
         raise RequestError("'logprobs': true or false expected")
@@ -85,9 +85,7 @@ def _chat_logprobs(values: Mapping[str, Any]) -> int | None:
 
 
 def parse_completion_request(body: Mapping[str, Any]) -> OpenAIRequest:
-    """Parse a request for completions of texts. Raises RequestError for what is invalid or not
-    honoured.
-    """
+    """Parse a text completion request. Raises RequestError for what is invalid or not honoured."""
     values = read_fields(COMPLETIONS, body)
     if "prompt" not in values:
         raise RequestError("'prompt': a text, or a list of texts or tokens, expected")
@@ -129,7 +127,7 @@ def _parse_prompts(value: object) -> list[str | tuple[int, ...]]:
 
 
 def parse_sampling(values: Mapping[str, Any], logprobs: int | None, pattern: str = "") -> Sampling:
-    """Return how tokens are chosen.
+    """Return the sampling parameters of a request.
 
     Args:
         values: The fields of the request.
@@ -157,7 +155,7 @@ def build_request(
     requests: tuple[TextRequest, ...],
     **options: Any,  # noqa: ANN401  # fields of OpenAIRequest
 ) -> OpenAIRequest:
-    """Return a request, with as many choices for each prompt as it asks for.
+    """Build a request with `n` generations per prompt.
 
     Args:
         endpoint: Its letter.
@@ -184,8 +182,8 @@ def build_request(
 
 
 def _with_choice_seed(request: TextRequest, number: int) -> TextRequest:
-    """Return the request of a further choice: one with a seed has that of the first and its
-    number.
+    """Return the generation request of a further choice: one with a seed has that of the first and
+    its number.
     """
     seed = request.sampling.seed
     if not number or seed is None:

@@ -1,4 +1,4 @@
-"""OpenAI's endpoint of responses: a conversation as a list of items, and an answer whose items come
+"""OpenAI's responses endpoint: a conversation as a list of items, and an answer whose items come
 one after another.
 
 An answer is one state machine: each delta closes the item before it if that is of another kind,
@@ -64,7 +64,7 @@ def parse_responses_request(body: Mapping[str, Any]) -> OpenAIRequest:
 
 
 def _echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an answer repeats of its request."""
+    """Return the request fields that the response repeats."""
     defaults: dict[str, Any] = {
         "instructions": None, "max_output_tokens": None, "metadata": {},
         "parallel_tool_calls": True, "temperature": None, "text": {"format": {"type": "text"}},
@@ -76,14 +76,16 @@ def _echoed_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_chat_tool(entry: object) -> object:
-    """Return a function of a response's form in that of chats; anything else as it is."""
+    """Convert a function of the responses API to that of the chat API; other values are
+    unchanged.
+    """
     if not isinstance(entry, dict) or entry.get("type") != "function" or "function" in entry:
         return entry
     return {"type": "function", "function": {k: v for k, v in entry.items() if k != "type"}}
 
 
 def _to_chat_messages(number: int, item: object) -> list[dict[str, Any]]:
-    """Return an item of a conversation as messages of a chat. Raises RequestError."""
+    """Convert an input item to chat messages. Raises RequestError."""
     where = f"input[{number}]"
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(item, dict) or not isinstance(kind, str):
@@ -113,9 +115,7 @@ def _text_part(where: str, part: object) -> dict[str, Any]:
 
 
 def _merge_assistant_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the calls of one turn of the assistant in one message, as chats have
-    them.
-    """
+    """Merge the tool calls of one assistant turn into one message, as the chat API has them."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else {}
@@ -129,7 +129,7 @@ def _merge_assistant_messages(messages: Sequence[dict[str, Any]]) -> list[dict[s
 
 
 class ResponsesAnswer(OpenAIAnswer):
-    """Answer to a request for a response."""
+    """Response of the responses endpoint, streamed or complete."""
 
     def __init__(self, request: OpenAIRequest, generations: Sequence[Generation]) -> None:
         super().__init__(request, generations)
@@ -140,14 +140,16 @@ class ResponsesAnswer(OpenAIAnswer):
         """The kind of the newest delta."""
 
     async def complete(self) -> dict[str, object]:
-        """Return the whole answer."""
+        """Return the complete (non-streamed) response."""
         response: dict[str, object] = {}
         async for event in self.chunks():
             response = event.get("response", response)  # type: ignore[assignment]
         return response
 
     async def chunks(self) -> AsyncIterator[dict[str, object]]:
-        """Yield the events of the answer; the last one has the whole."""
+        """Yield the events of the streamed response; the last one contains the complete
+        response.
+        """
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
         finish = ""
@@ -168,7 +170,7 @@ class ResponsesAnswer(OpenAIAnswer):
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _item_event(self, kind: str, **fields: object) -> dict[str, object]:
-        """Return an event of the newest item."""
+        """Return an event of the current output item."""
         return self._event(
             kind, output_index=len(self._items) - 1, item_id=self._items[-1]["id"], **fields
         )
@@ -209,7 +211,7 @@ class ResponsesAnswer(OpenAIAnswer):
         return [*events, self._item_event(f"{kind}.delta", content_index=0, delta=delta.text)]
 
     def _open_item(self, kind: str) -> list[dict[str, object]]:
-        """Return the events by which an item begins."""
+        """Return the opening events of an output item."""
         self._last = kind
         item_kind, prefix = ITEM_KINDS[kind]
         item: dict[str, Any] = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": item_kind}
@@ -236,7 +238,7 @@ class ResponsesAnswer(OpenAIAnswer):
         return events
 
     def _close_item(self) -> list[dict[str, object]]:
-        """Return the events by which the newest item ends."""
+        """Return the closing events of the current output item."""
         if not self._last:
             return []
         kind, self._last = self._last, ""

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints, for text models.
+"""Routes of OpenAI's endpoints for text models.
 
 Paths: /v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions and /v1/responses (also as
 streams of events), /v1/embeddings, /v1/rerank; and / with a page that talks to them.
@@ -62,7 +62,7 @@ class OpenAIRoutes:
         self._started = int(time.time())
 
     def routes(self) -> list[Route]:
-        """Return each path and its endpoint."""
+        """Return the endpoint of each path."""
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model}", self.model),
@@ -75,7 +75,7 @@ class OpenAIRoutes:
         ]
 
     def _model_row(self, name: str) -> dict[str, object]:
-        """Return what is listed of a text model or an adapter. Raises RequestError."""
+        """Return the description of a text model or adapter. Raises RequestError."""
         model, adapter = self._engine.repository.find_text(name)
         if not model.is_text:
             raise RequestError("no model of text has that name", "unknown")
@@ -85,7 +85,7 @@ class OpenAIRoutes:
         return {**row, **parent, **(getattr(model.text, "sizes", None) or {})}
 
     async def models(self, request: Request) -> Response:
-        """List the text models, and behind each its adapters."""
+        """List the text models, each followed by its adapters."""
         models = self._engine.repository.models
         texts = [(name, model) for name, model in sorted(models.items()) if model.is_text]
         names = [name for own, model in texts for name in (own, *model.adapters)]
@@ -98,23 +98,23 @@ class OpenAIRoutes:
         return _json_response(self._model_row(request.path_params["model"]))
 
     async def chat(self, request: Request) -> Response:
-        """Answer a conversation, at once or as a stream."""
+        """Create a chat completion, complete or streamed."""
         return await self._respond(request, parse_chat_request)
 
     async def completions(self, request: Request) -> Response:
-        """Complete texts, at once or as a stream."""
+        """Create text completions, complete or streamed."""
         return await self._respond(request, parse_completion_request)
 
     async def responses(self, request: Request) -> Response:
-        """Answer a conversation of items, at once or as a stream."""
+        """Create a response, complete or streamed."""
         return await self._respond(request, parse_responses_request)
 
     async def embeddings(self, request: Request) -> Response:
-        """Return the vectors of texts."""
+        """Create embeddings."""
         return await self._call(request, parse_embedding_request, embed)
 
     async def rerank(self, request: Request) -> Response:
-        """Return the scores of documents for a query."""
+        """Score documents for a query."""
         return await self._call(request, parse_rerank_request, rerank)
 
     async def _call(
@@ -123,7 +123,7 @@ class OpenAIRoutes:
         parse: Callable[[Mapping[str, Any]], Parsed],
         call: Callable[[ServingEngine, Parsed], Awaitable[object]],
     ) -> Response:
-        """Answer a request at once."""
+        """Handle a request without streaming."""
         body = await self._read_body(request)
         read = partial(_parse_body, parse, body)
         parsed = read() if is_short_body(body) else await self._engine.run_on_reader(read)
@@ -131,7 +131,7 @@ class OpenAIRoutes:
             return _json_response(await call(self._engine, parsed))
 
     async def page(self, request: Request) -> Response:
-        """Return the page that tries models; it has no secrets, and asks for a token itself."""
+        """Return the chat page; it contains no secrets, and asks for a token itself."""
         return Response(_chat_page(), media_type="text/html", headers=PAGE_HEADERS)
 
     async def _respond(self, request: Request, parse: Parser) -> Response:
@@ -148,7 +148,7 @@ class OpenAIRoutes:
                 answer.close()
 
     async def _begin(self, request: OpenAIRequest) -> OpenAIAnswer:
-        """Begin all choices of a request. Raises RequestError, with none left under way."""
+        """Start the generations of a request. Raises RequestError, with none left under way."""
         generations: list[Generation] = []
         model, adapter = self._engine.repository.find_text(request.model)
         try:
@@ -175,7 +175,7 @@ def _chat_page() -> bytes:
 
 
 class EventStreamResponse(StreamingResponse):
-    """A stream of events that closes its answer however it ends."""
+    """Server-sent event stream that closes its answer however it ends."""
 
     def __init__(self, answer: OpenAIAnswer) -> None:
         super().__init__(_iter_events(answer), media_type="text/event-stream")
@@ -190,9 +190,7 @@ class EventStreamResponse(StreamingResponse):
 
 
 async def _iter_events(answer: OpenAIAnswer) -> AsyncIterator[bytes]:
-    """Yield the answer as server-sent events; an error after the first piece is an event of its
-    own.
-    """
+    """Yield the answer as server-sent events; an error after the first chunk becomes an event."""
     try:
         async for chunk in answer.chunks():
             # Events of responses have names; chunks of completions have none.

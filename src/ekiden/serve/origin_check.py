@@ -1,5 +1,5 @@
-"""Protection against cross-site requests and DNS rebinding: host names that a server answers to,
-and origins that may call it.
+"""Protection against cross-site request forgery and DNS rebinding: host names that a server answers
+to, and origins that may call it.
 
 A page can make a browser of this machine send requests to a server on the loopback interface: by
 its address, which the browser marks with the page's origin, or by a name of the page's own that
@@ -30,7 +30,7 @@ CORS-safelisted values)."""
 
 
 class OriginChecker:
-    """Checker of a request's host and origin, before anything else is processed."""
+    """Checker of a request's Host and Origin headers, before any other processing."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._pages = frozenset(name.lower() for name in config.allowed_hosts)
@@ -41,7 +41,7 @@ class OriginChecker:
         self._accepted: set[bytes] = set()
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        """Raise RequestError ("forbidden") for a request to a foreign host name, or from a page of
+        """Raise RequestError ("forbidden") for a request to a foreign host name or from a page of
         another origin.
         """
         host = headers.get(b"host", b"")
@@ -86,7 +86,7 @@ class OriginChecker:
 
 
 def strip_port(host: bytes) -> str:
-    """Return the name in a `Host` header: without the port, and an IPv6 address without its
+    """Return the host name in a `Host` header: without the port, and an IPv6 address without its
     brackets.
     """
     text = host.decode("latin-1").lower()
@@ -96,7 +96,7 @@ def strip_port(host: bytes) -> str:
 
 
 def require_json(headers: Headers) -> None:
-    """Check the content type of a request that changes something."""
+    """Require a JSON content type of a state-changing request."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise RequestError(
@@ -105,7 +105,7 @@ def require_json(headers: Headers) -> None:
 
 
 def reject_form_types(headers: Headers) -> None:
-    """Reject a content type that a page may send without a preflight request."""
+    """Reject the content types that a cross-origin page may send without a preflight request."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind in FORM_CONTENT_TYPES:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The models of a folder: versions that are loaded, replaced and let go while requests run.
+"""Model repository: versions that are loaded, replaced and let go while requests run.
 
 models/NAME/model.toml     configuration, optional
 models/NAME/3/model.eki    version 3: one artifact, library or model file in the folder
@@ -60,7 +60,7 @@ class VersionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Configuration of a model in the folder, and the files of its versions."""
+    """Configuration of a model in the folder, and the file stamps of its versions."""
 
     config: ModelConfig
     stamps: dict[int, FileStamp]
@@ -68,7 +68,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """Failure to load a model, and the files that failed."""
+    """Load failure of a model, with the stamps of the files that failed."""
 
     reason: str
     files: ModelFiles | None
@@ -77,7 +77,7 @@ class LoadFailure:
 
 @dataclass(eq=False)
 class ModelVersion:
-    """Loaded version of a model, kept while it has users."""
+    """Loaded version of a model, reference-counted by its users."""
 
     number: int
     file_stamp: FileStamp
@@ -99,11 +99,13 @@ class ModelVersion:
 
     @property
     def signature(self) -> ModelSignature:
-        """Return its inputs and outputs."""
+        """Return the model signature."""
         return self.program.signature
 
     def answer_bytes(self, arrays: Sequence[Array]) -> int:
-        """Return the size of all outputs for such arrays, as far as the shapes determine it."""
+        """Return the size of all outputs for such inputs in bytes, as far as the shapes determine
+        it.
+        """
         shapes = tuple([array.shape for array in arrays])
         size = self._answer_sizes.get(shapes)
         if size is None:
@@ -114,18 +116,18 @@ class ModelVersion:
         return size
 
     def add_user(self) -> None:
-        """Add a user, which keeps the version loaded."""
+        """Increment the reference count, which keeps the version loaded."""
         self.num_users += 1
 
     def remove_user(self) -> None:
-        """Remove a user; the last user of a retired version unloads it."""
+        """Decrement the reference count; the last user of a retired version unloads it."""
         self.num_users -= 1
         if self.num_users == 0:
             self.idle_callback()
         self._end_if_unused()
 
     def retire(self) -> None:
-        """Refuse new users; end with the last."""
+        """Refuse new users; unload with the last one."""
         self.is_retired = True
         self._end_if_unused()
 
@@ -239,12 +241,12 @@ class ServedModel:
 
     @property
     def is_pinned(self) -> bool:
-        """Return whether it stays in memory."""
+        """Return whether the model is exempt from eviction."""
         return self.config.pinned
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request, sequence or load uses it."""
+        """Return whether no request, sequence or load uses the model."""
         self.sequences.end_idle()
         if self.lock.locked() or self.num_waiting:
             return False
@@ -272,15 +274,15 @@ class ServedModel:
 
     @property
     def adapters(self) -> Sequence[str]:
-        """Return the names of adapters that requests for answers may choose; those of the
-        configuration while the model is not in memory.
+        """Return the names of adapters that requests may select; those of the configuration while
+        the model is not loaded.
         """
         names: Sequence[str] = getattr(self.text, "adapters", ())
         return names if self.versions else tuple(self.config.text.adapters)
 
     @property
     def is_text(self) -> bool:
-        """Return whether it is a text model, in memory or not."""
+        """Return whether it is a text model, loaded or not."""
         return self.text is not None or (not self.versions and self.config.text.is_given)
 
     def configure(self, config: ModelConfig) -> None:
@@ -364,7 +366,7 @@ class ModelRepository:
         return model
 
     async def acquire(self, name: str, seconds: float = 0.0) -> ServedModel:
-        """Return a model, loaded on demand if it is not resident.
+        """Return a model, loading it on demand if it is not resident.
 
         Args:
             name: The name of the model.
@@ -381,7 +383,7 @@ class ModelRepository:
         return model
 
     async def _load_on_demand(self, model: ServedModel, seconds: float) -> None:
-        """Wait for a load of the model, which all of its requests share."""
+        """Await a load of the model, which concurrent requests share."""
         if not await self._can_load(model):
             raise RequestError(f"model '{model.name}' could not be loaded", "not_ready", 1.0)
         if model.demand_load is None:
@@ -435,8 +437,8 @@ class ModelRepository:
         trim_pools()
 
     def find_text(self, name: str) -> tuple[ServedModel, str]:
-        """Return a model by its name, or the name of one of its adapters, with the adapter's name,
-        empty for none. Raises RequestError if there is neither.
+        """Return a model by its name or that of one of its adapters, with the adapter's name, empty
+        for none. Raises RequestError if there is neither.
         """
         if name not in self.models:
             for model in self.models.values():
@@ -612,8 +614,8 @@ class ModelRepository:
         self.runners.close()
 
     async def poll_folder(self) -> None:
-        """Load models that are new or changed in the folder, and remove those that are gone. What
-        fails is in the log and in the index, and is tried again when its files change.
+        """Load new and changed models of the folder, and remove deleted ones. Failures are reported
+        in the log and in the index, and retried when the files change.
         """
         names = set(self.scan())
         for name, model in list(self.models.items()):
@@ -645,14 +647,14 @@ class ModelRepository:
 
 
 def _end_demand_load(model: ServedModel, load: asyncio.Future[None]) -> None:
-    """Forget a load on demand that has ended, and its error if no request awaits it any more."""
+    """Drop a finished load on demand, and its error if no request awaits it any more."""
     model.demand_load = None
     if not load.cancelled():
         load.exception()
 
 
 def _list_files(model: ServedModel) -> ModelFiles | None:
-    """Return the files of a model as they are now; None if they cannot be listed."""
+    """Return the current files of a model; None if they cannot be listed."""
     try:
         config = read_model_config(model.path / "model.toml")
         files = version_files(model.path, config)

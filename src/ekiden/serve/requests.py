@@ -1,4 +1,4 @@
-"""Protocol-independent requests and answers."""
+"""Protocol-independent inference requests and responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Parameter = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class SequencePosition:
-    """The position of a request in its sequence."""
+    """Position of a request in its stateful sequence."""
 
     id: int | str
     start: bool = False
@@ -114,8 +114,9 @@ class InferResponse:
         return [(names.index(output.name), output.binary) for output in request.outputs]
 
     def answered_output(self, request: InferRequest, at: int) -> tuple[str, Datatype, Array]:
-        """Return the name, datatype and array of a requested output as it is answered: the tensor,
-        or its best classes. Raises RequestError for classes of a tensor without numbers.
+        """Return the name, datatype and array of a requested output in the form of the response:
+        the tensor, or its best classes. Raises RequestError for classes of a tensor without
+        numbers.
         """
         port, array = self.signature.outputs[at], self.outputs[at]
         count = next((o.num_classes for o in request.outputs if o.name == port.name), 0)
@@ -127,8 +128,8 @@ class InferResponse:
 
 
 def best_classes(array: Array, count: int) -> Array:
-    """Return the `count` largest elements of each row, along the last axis, as Triton's texts
-    "value:index", the largest first; equal ones by index, NaN last.
+    """Return the `count` largest elements of each row along the last axis as Triton's texts
+    "value:index", in descending order; ties by index, NaN last.
     """
     count = min(count, array.shape[-1])
     rows = array.reshape(-1, array.shape[-1])

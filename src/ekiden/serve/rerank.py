@@ -1,4 +1,4 @@
-"""Endpoint of rerankers: documents in, their scores for a query out, the best first.
+"""Rerank endpoint: documents in, their scores for a query out, the best first.
 
 The form is that of Jina and vLLM; what Cohere's clients read of an answer is in it too.
 """
@@ -27,7 +27,7 @@ MAX_DOCUMENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """Request for the scores of documents."""
+    """Rerank request, a query and its documents."""
 
     model: str
     query: str
@@ -38,7 +38,7 @@ class RerankRequest:
 
 
 def parse_rerank_request(body: Mapping[str, Any]) -> RerankRequest:
-    """Parse a request for scores. Raises RequestError for what is invalid or not honoured."""
+    """Parse a rerank request. Raises RequestError for what is invalid or not honoured."""
     values = read_fields(RERANK, body)
     if not values.get("query"):
         raise RequestError("'query': a text expected")
@@ -56,7 +56,9 @@ def parse_rerank_request(body: Mapping[str, Any]) -> RerankRequest:
 
 
 def _document_text(document: object) -> str:
-    """Return a document's text: it is one, or an object with "text" alone. Raises RequestError."""
+    """Return the text of a document: it is one, or an object with "text" alone. Raises
+    RequestError.
+    """
     text = document
     if isinstance(document, dict) and document.keys() == {"text"}:
         text = document["text"]
@@ -66,8 +68,8 @@ def _document_text(document: object) -> str:
 
 
 async def rerank(engine: ServingEngine, request: RerankRequest) -> dict[str, object]:
-    """Return the answer to a request. Raises RequestError for a model that makes no scores, texts
-    that it refuses, and where its time is over.
+    """Score the documents of a request, and return the response. Raises RequestError for a model
+    that makes no scores, texts that it refuses, and where its time is over.
     """
     version = (await engine.repository.acquire(request.model)).get()
     text = version.program.text
@@ -80,7 +82,7 @@ async def rerank(engine: ServingEngine, request: RerankRequest) -> dict[str, obj
 
 
 def _format_response(request: RerankRequest, result: RerankScores) -> dict[str, object]:
-    """Return the answer with a model's scores."""
+    """Return the response with a model's scores."""
     scores = np.asarray(result.scores, np.float32)
     if scores.shape != (len(request.documents),):
         raise ValueError(f"{len(request.documents)} scores expected, got shape {scores.shape}")

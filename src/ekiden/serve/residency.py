@@ -1,4 +1,5 @@
-"""Residency of models: which are in memory, and which are evicted to make room for others.
+"""Residency of models in memory, with least-recently-used eviction: which are in memory, and which
+are evicted to make room for others.
 
 Models that load on demand share a budget of bytes. A load first reserves its bytes and evicts idle
 models for them, the least recently used first (LRU). Invariant: the bytes of resident models and of
@@ -20,7 +21,7 @@ __all__ = ["ResidentModel", "ResidentModels"]
 
 
 class ResidentModel(Protocol):
-    """A loaded model, as its residency is decided."""
+    """Interface of a loaded model for eviction decisions."""
 
     @property
     def name(self) -> str:
@@ -28,7 +29,7 @@ class ResidentModel(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of its files, which stand for its memory."""
+        """Return the size of its files in bytes, an estimate of its memory."""
 
     @property
     def is_pinned(self) -> bool:
@@ -40,9 +41,7 @@ class ResidentModel(Protocol):
 
 
 class ResidentModels:
-    """Loaded models in the order of their last use, within a budget of bytes. Used on the event
-    loop's thread.
-    """
+    """LRU set of loaded models within a memory budget in bytes. Used on the event loop's thread."""
 
     def __init__(self, budget: int, evict: Callable[[str], None]) -> None:
         """Create an empty set.
@@ -67,29 +66,29 @@ class ResidentModels:
         return sum(model.num_bytes for model in self._models.values())
 
     def touch(self, name: str) -> None:
-        """Mark a model as the most recently used; one without files is no part of this set."""
+        """Mark a model as most recently used; models without files are ignored."""
         if name in self._models:
             self._models.move_to_end(name)
 
     def add(self, model: ResidentModel) -> None:
-        """Add a loaded model, as the most recently used."""
+        """Add a loaded model as most recently used."""
         self._models[model.name] = model
         self._models.move_to_end(model.name)
 
     def discard(self, name: str) -> None:
-        """Remove a model that was unloaded."""
+        """Remove an unloaded model."""
         self._models.pop(name, None)
         self._changed.set()
 
     def notify_idle(self) -> None:
-        """Wake the loads that wait for an idle model."""
+        """Wake the loads that wait for a model to become idle."""
         self._changed.set()
 
     @asynccontextmanager
     async def reserve(self, name: str, num_bytes: int) -> AsyncIterator[None]:
-        """Reserve the bytes of a load until the end of the block, evicting idle models; wait for
-        one while none is idle. Raises LoadError if the budget is too small beside the pinned
-        models and the loaded versions of this one.
+        """Reserve the bytes of a load inside the context, evicting idle models or waiting for one.
+        Raises LoadError if the budget is too small beside the pinned models and the loaded versions
+        of this one.
         """
         pinned = sum(m.num_bytes for m in self._models.values() if m.is_pinned and m.name != name)
         # A model keeps serving its loaded versions while its new ones load.
@@ -113,7 +112,7 @@ class ResidentModels:
             self._changed.set()
 
     def _make_room(self, name: str, num_bytes: int) -> bool:
-        """Evict the least recently used idle models until the bytes fit; return whether they do."""
+        """Evict least recently used idle models until the bytes fit; return whether they do."""
         used = self.num_bytes + sum(self._reserved.values())
         if not self._budget or used + num_bytes <= self._budget:
             return True

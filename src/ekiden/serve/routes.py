@@ -1,4 +1,4 @@
-"""The HTTP routes."""
+"""Routing table of the HTTP service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authorization of requests and of changes to what is served: bearer tokens and certificates."""
+"""Authentication of requests, and exposure checks: bearer tokens and certificates."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ MIN_TOKEN_LENGTH = 16
 
 
 class TokenStore:
-    """Bearer tokens of a server, of which only digests are kept."""
+    """Bearer tokens of a server, stored as digests."""
 
     def __init__(self, path: str, control_path: str, allow_control: bool = False) -> None:
-        """Read files of tokens, one a line; an empty path is none. With `allow_control` those who
-        may ask may also load and unload, where there are no tokens at all. Raises ServeError.
+        """Read token files, one token per line; an empty path means none. With `allow_control`
+        those who may ask may also load and unload, where there are no tokens at all. Raises
+        ServeError.
         """
         self._control = _read_token_file(control_path)
         self._all = _read_token_file(path) + self._control if path else []
@@ -78,7 +79,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raise ServeError for a server that other machines could reach without protection."""
+    """Raise ServeError for a server that would listen beyond loopback without authentication or
+    TLS.
+    """
     is_local = is_loopback(config.host)
     if not (is_local or config.token_file or config.tls_client_ca or config.open):
         raise ServeError(

@@ -27,7 +27,7 @@ __all__ = ["ActiveSequence", "SequenceSession", "SequenceTable", "session_factor
 
 
 class SequenceSession(Protocol):
-    """State of one sequence, and the runs that change it."""
+    """Interface of a session, the state of one sequence and the runs that change it."""
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Return the outputs of the next step. If it fails, the state is unchanged."""
@@ -59,7 +59,7 @@ class StatefulSession:
 
 
 class FeedbackSession:
-    """Session whose state is outputs that are fed back as inputs."""
+    """Session whose state is outputs fed back as inputs."""
 
     def __init__(
         self, executable: Executable, signature: ModelSignature, pairs: Mapping[str, str]
@@ -112,8 +112,8 @@ class FeedbackSession:
 def session_factory(
     executable: Executable, signature: ModelSignature, pairs: Mapping[str, str], source: str
 ) -> tuple[ModelSignature, Callable[[], SequenceSession] | None]:
-    """Return the signature clients see, and a factory of sessions; None for a stateless program.
-    Raises ServeError if pairs name no input or output, or do not match.
+    """Return the signature that clients see, and a factory of sessions; None for a stateless
+    program. Raises ServeError if pairs name no input or output, or do not match.
     """
     if not pairs:
         maker = (lambda: StatefulSession(executable)) if executable.state else None
@@ -170,7 +170,7 @@ class SequenceTable:
         return len(self._found)
 
     def adopt(self, source: SequenceTable) -> None:
-        """Move all sequences here from another table."""
+        """Move all sequences of another table to this one."""
         self._found, source._found = source._found, {}
 
     def items(self) -> list[tuple[int | str, ActiveSequence]]:
@@ -200,7 +200,7 @@ class SequenceTable:
         return sequence
 
     def end(self, name: int | str, only: ActiveSequence | None = None) -> None:
-        """End a sequence, if it exists; with `only`, just this one."""
+        """End a sequence if it exists; with `only`, only that session."""
         sequence = self._found.get(name)
         if sequence is not None and only in (None, sequence):
             del self._found[name]

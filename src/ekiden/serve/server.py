@@ -40,7 +40,7 @@ SERVER_GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class Server:
-    """Server of the models of a folder, in this process.
+    """Server of a model folder, in this process.
 
     server = Server("models", port=8000)
     server.run()  # until SIGTERM or SIGINT
@@ -167,7 +167,7 @@ class Server:
         engine.log.write("info", "stopped", drained=has_drained)
 
     async def _load_and_poll(self, engine: ServingEngine) -> None:
-        """Load the models of the folder; then look again as often as the configuration says."""
+        """Load the models of the folder, then poll it at the configured interval."""
         for name, model in self._texts.items():
             engine.repository.add_text(name, model)
         for name in engine.repository.scan():
@@ -207,9 +207,7 @@ class Server:
 
 
 async def _release_while_idle(engine: ServingEngine) -> None:
-    """Return memory to the system after each interval without requests that follows some, and end
-    idle sequences.
-    """
+    """Return memory to the system after idle intervals, and end idle sequences."""
     num_trimmed = 0
     while True:
         num_before = engine.num_begun
@@ -227,7 +225,7 @@ def _has_failed(task: asyncio.Future[None]) -> bool:
 
 
 class Stoppable(Protocol):
-    """The interface of the gRPC server used here."""
+    """Interface of the gRPC server as used here."""
 
     async def stop(self, grace: float) -> None:
         """Stop, letting calls in flight continue for a grace period."""
@@ -256,8 +254,8 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 def relax_gc() -> None:
-    """Exclude everything loaded so far from garbage collection, and collect rarely: requests leave
-    next to no cycles, and a full collection pauses the loop for milliseconds.
+    """Freeze all loaded objects out of garbage collection, and collect rarely: requests leave next
+    to no cycles, and a full collection pauses the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -265,7 +263,7 @@ def relax_gc() -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to what the system allows."""
+    """Raise the soft limit of open files to the hard limit."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

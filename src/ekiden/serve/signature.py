@@ -1,6 +1,4 @@
-"""The inputs and outputs of a program in the protocol's terms, and whether its requests can be
-batched.
-"""
+"""Model signature in the protocol's terms, and whether requests can be batched."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ __all__ = [
 
 
 class SignatureProgram(Protocol):
-    """A compiled model as used here; `ekiden.Executable` implements it."""
+    """Interface of a compiled model as used here, implemented by `ekiden.Executable`."""
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
@@ -142,7 +140,7 @@ def _make_port(info: TensorInfo, source: str) -> TensorPort:
 
 
 def _batch_symbol(inputs: Sequence[TensorPort], outputs: Sequence[TensorPort]) -> str:
-    """Return the symbol that every shape begins with and that occurs nowhere else; else ""."""
+    """Return the symbolic dimension that leads every shape and occurs nowhere else; else ""."""
     ports = [*inputs, *outputs]
     if not inputs or not outputs or not all(port.dims for port in ports):
         return ""
@@ -162,10 +160,10 @@ BATCH_TRIAL_ROWS = 3
 def has_independent_rows(
     program: SignatureProgram, signature: ModelSignature, feeds: Sequence[Array]
 ) -> bool:
-    """Return whether a batched run gives the same results as runs of single rows. The signature
-    cannot tell: subtracting a batch mean, for example, keeps all shapes. So the program is run
-    on `feeds` of BATCH_TRIAL_ROWS rows. Results must agree up to rounding, which differs between
-    kernels for one row and for many.
+    """Return whether a batched run equals runs of single rows. The signature cannot tell:
+    subtracting a batch mean, for example, keeps all shapes. So the program is run on `feeds` of
+    BATCH_TRIAL_ROWS rows. Results must agree up to rounding, which differs between kernels for one
+    row and for many.
     """
     try:
         batched = output_arrays(program(*feeds))

@@ -1,4 +1,4 @@
-"""Statistics of a model's versions, and its configuration, in the form of Triton's extensions.
+"""Statistics and configuration of models, in the form of Triton's extensions.
 
 Clients such as perf_analyzer read both: the configuration tells them how to send batches, the
 statistics how long requests waited and ran (Triton's protocol extensions "statistics" and

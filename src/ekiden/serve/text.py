@@ -1,4 +1,4 @@
-"""Text models: Python objects that give an answer piece by piece."""
+"""Interfaces of text models: Python objects that give an answer piece by piece."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """All that a model needs to make one answer. Fields beyond `messages` and the first ones of
-    `Sampling` are for models with `open` (`RequestEngine`); others are not asked for them.
+    """Generation request with all inputs of one answer. Fields beyond `messages` and the first ones
+    of `Sampling` are for models with `open` (`RequestEngine`); others are not asked for them.
     """
 
     messages: tuple[Message, ...] = ()
@@ -92,13 +92,13 @@ class ScoredToken:
 
     @property
     def text(self) -> str:
-        """Return its text, with replacement characters for parts of characters."""
+        """Return the token's text, with replacement characters for incomplete characters."""
         return self.data.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Piece of an answer: its text, number of tokens, and finish reason."""
+    """Increment of a streamed answer: its text, number of tokens, and finish reason."""
 
     text: str
     tokens: int = 1
@@ -111,7 +111,7 @@ class Piece:
 
 @runtime_checkable
 class TextModel(Protocol):
-    """Interface of a text model."""
+    """Interface of a text model that generates answers as iterators."""
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
         """Return the number of tokens of a conversation. Raises InputError if there are
@@ -119,14 +119,14 @@ class TextModel(Protocol):
         """
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
-        """Yield the answer piece by piece. The iterator is closed if the client disconnects or time
+        """Yield the answer incrementally. The iterator is closed if the client disconnects or time
         runs out; it is used by one thread at a time, while several answers run concurrently.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Vectors of texts."""
+    """Embedding vectors of texts."""
 
     vectors: Any
     """float32 [texts, dimensions], as numpy takes it."""
@@ -136,17 +136,17 @@ class Embeddings:
 
 @runtime_checkable
 class EmbeddingModel(Protocol):
-    """Interface of a model that makes vectors of texts."""
+    """Interface of an embedding model."""
 
     def embed(self, texts: Sequence[str | tuple[int, ...]]) -> Embeddings:
-        """Return a vector for each text, or for its tokens. Raises InputError for one that it
+        """Return an embedding for each text or token list. Raises InputError for one that it
         refuses. Several threads may call it at once.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RerankScores:
-    """Scores of documents for a query."""
+    """Relevance scores of documents for a query."""
 
     scores: Any
     """float32 [documents], the greater the better, as numpy takes it."""
@@ -156,11 +156,11 @@ class RerankScores:
 
 @runtime_checkable
 class RerankModel(Protocol):
-    """Interface of a model that scores documents for a query."""
+    """Interface of a reranker."""
 
     def rerank(self, query: str, documents: Sequence[str]) -> RerankScores:
-        """Return the score of each document. Raises InputError for a text that it refuses. Several
-        threads may call it at once.
+        """Return the relevance score of each document. Raises InputError for a text that it
+        refuses. Several threads may call it at once.
         """
 
 
@@ -169,12 +169,12 @@ AnyTextModel = TextModel | EmbeddingModel | RerankModel
 
 
 def constrains_answers(model: TextModel) -> bool:
-    """Return whether a model honours `Sampling.pattern`: it has a true `constrains_answers`."""
+    """Return whether a model supports `Sampling.pattern`: it has a true `constrains_answers`."""
     return getattr(model, "constrains_answers", False) is True
 
 
 class TextAnswer(Protocol):
-    """Answer that an engine generates alongside others."""
+    """Answer that an engine generates concurrently with others."""
 
     prompt: int
     """How many tokens the conversation takes."""
@@ -185,7 +185,7 @@ class TextAnswer(Protocol):
         """
 
     def pieces(self, delivered: Any) -> list[Piece]:  # noqa: ANN401  # the engine's own
-        """Return the pieces delivered so far."""
+        """Return the increments delivered so far."""
 
     def cancel(self) -> None:
         """Cancel the answer: nothing is delivered any more. It does not wait."""
@@ -193,12 +193,12 @@ class TextAnswer(Protocol):
 
 @runtime_checkable
 class TextEngine(TextModel, Protocol):
-    """Text model that generates its answers on a loop of its own, so that no thread waits
-    for them.
+    """Text model that generates on an engine loop of its own, so that no thread waits for an
+    answer.
     """
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> TextAnswer:
-        """Return the answer to a conversation, not begun yet."""
+        """Return the answer to a conversation, not started yet."""
 
     def close(self) -> None:
         """End all answers."""
@@ -206,24 +206,25 @@ class TextEngine(TextModel, Protocol):
 
 @runtime_checkable
 class RequestEngine(TextEngine, Protocol):
-    """Text engine that honours all of a `TextRequest`."""
+    """Text engine that supports all fields of a `TextRequest`."""
 
     def open(self, request: TextRequest) -> ParsedAnswer:
-        """Return the answer to a request, not begun yet. Raises InputError for what the model
+        """Return the answer to a request, not started yet. Raises InputError for what the model
         cannot honour.
         """
 
 
 class ParsedAnswer(TextAnswer, Protocol):
-    """Answer whose text has parts."""
+    """Answer whose text is parsed into reasoning, content and tool calls."""
 
     parser: AnswerParser
     """What tells them apart; it has not read anything yet."""
 
 
 def find_text_model(spec: str) -> AnyTextModel:
-    """Load the object named `package.module:name`, calling it without arguments if it is a factory.
-    Raises LoadError if there is none, or it is no TextModel, EmbeddingModel or RerankModel.
+    """Import the object named `package.module:name`, calling it without arguments if it is a
+    factory. Raises LoadError if there is none, or it is no TextModel, EmbeddingModel or
+    RerankModel.
     """
     module, _, name = spec.partition(":")
     try:

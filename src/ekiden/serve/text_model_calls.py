@@ -1,4 +1,6 @@
-"""Calls of text models that answer at once: embeddings and scores of documents."""
+"""Non-streaming calls of text models (embeddings, reranking): embeddings and scores of
+documents.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Result = TypeVar("Result")
 async def call_text_model(
     engine: ServingEngine, name: str, version: ModelVersion, call: Callable[[], Result]
 ) -> Result:
-    """Return what a call of a model gives on one of its threads, counted in metrics and the log.
+    """Run a model function on one of its threads, with metrics and logging, and return its result.
 
     Args:
         engine: The server's engine.

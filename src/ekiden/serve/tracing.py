@@ -60,12 +60,12 @@ class Tracer:
         self._trace.set_tracer_provider(self._provider)
 
     def close(self) -> None:
-        """Export the spans that wait."""
+        """Export the buffered spans."""
         if self._provider is not None:
             self._provider.force_flush(EXPORT_TIMEOUT_MS)
 
     def span(self, name: str, model: str) -> AbstractContextManager[object]:
-        """Open a span, within the client's span if it sent one."""
+        """Open a span, as a child of the client's span if the request has one."""
         if self._tracer is None:
             return nullcontext()
         context = self._format.extract({"traceparent": PARENT_CONTEXT.get()})
