@@ -1,4 +1,6 @@
-"""The interface of external engines, and partitioning of modules into regions for them."""
+"""Interface of external engines (BYOC backends), and partitioning of modules into regions
+for them.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _LOGGER = logging.getLogger("ekiden")
 
 
 class Backend(Protocol):
-    """An engine that runs regions of programs. After `register`, `partition` finds it by name,
-    which artifacts record.
+    """Interface of an engine that runs regions of programs. After `register`, `partition` finds it
+    by name, which artifacts record.
     """
 
     name: str
@@ -112,8 +114,8 @@ def installed_backends() -> list[str]:
 
 
 def partition(module: IRModule, engine: str) -> IRModule:
-    """Return the module with an engine's regions cut out: functions with its name as the attribute
-    `Compiler`. What no pattern matches stays with Ekiden, and so does a region the engine
+    """Return the module with an engine's regions partitioned: functions with its name as the
+    attribute `Compiler`. What no pattern matches stays with Ekiden, and so does a region the engine
     refuses when tried. The logger "ekiden" names each region. Raises CompileError for an engine
     that is unknown or not installed.
     """
@@ -153,8 +155,8 @@ def partition_for_engine(module: IRModule, engine: str, *, forgives: bool = Fals
 
 
 def _find_offloaded_functions(module: IRModule) -> dict[GlobalVar, str]:
-    """Return the functions whose results are placed off the host, where backends run, each with a
-    message.
+    """Return the functions whose results are placed on a device, where backends do not run, each
+    with a message.
     """
     placed: dict[GlobalVar, str] = {}
     for function in module.functions.values():
@@ -251,7 +253,7 @@ def _rejection_reason(backend: Backend, symbol: str, region: Function, forgives:
 
 
 def inline_regions(module: IRModule, names: Set[GlobalVar]) -> IRModule:
-    """Return the module with these regions inlined again where they are called."""
+    """Return the module with these regions inlined at their calls."""
     if not names:
         return module
     functions = dict(module.functions)

@@ -40,7 +40,7 @@ ModelFunction = Callable[[Sequence[Array]], object]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Measured run times of a region in an engine and in Ekiden's own kernels, in seconds."""
+    """Measured run times of a region in an engine and in Ekiden's kernels, in seconds."""
 
     region: str
     operators: str
@@ -61,7 +61,7 @@ class Choice:
 def choose(
     module: IRModule, compile: Callable[[IRModule], ModelFunction]
 ) -> tuple[IRModule, list[Choice]]:
-    """Return the module with only the regions that an engine runs faster than Ekiden, and every
+    """Return the module with the regions that an engine runs faster than Ekiden, and every
     measurement. Inputs are random, with 1 for unknown sizes. Installed engines are tried in
     registration order, each on what the previous ones left. `compile` turns a module into a
     function. The logger "ekiden" reports the measurements.

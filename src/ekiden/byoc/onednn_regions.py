@@ -35,7 +35,7 @@ DNNL_RELU, DNNL_ADD = 0x20, 0x1FFF0
 
 
 class OneDnnStepKind(IntEnum):
-    """Kind of a step, numbered as `onednn_kind` in onednn_plan.h."""
+    """Primitive kind of a step, numbered as `onednn_kind` in onednn_plan.h."""
 
     PRODUCT = 0
     CONVOLUTION = 1
@@ -82,7 +82,9 @@ def _pool2d_attributes(call: Call) -> Attributes | None:
 
 
 def _eltwise_attributes(number: int) -> Callable[[Call], Attributes | None]:
-    """Return a function that gives an operator's oneDNN algorithm number, or None for scalars."""
+    """Return a function from a call to an elementwise oneDNN algorithm number, or None for
+    scalars.
+    """
     return lambda call: [number] if all(tensor_type(arg).shape for arg in call.args) else None
 
 

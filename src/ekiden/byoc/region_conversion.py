@@ -1,4 +1,6 @@
-"""Shared region conversion for engines: operator tables, and traversal of a region."""
+"""Conversion of regions to engine formats, shared by engines: operator tables, and traversal of a
+region.
+"""
 
 from __future__ import annotations
 

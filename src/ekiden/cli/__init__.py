@@ -1,4 +1,4 @@
-"""The command line: one module of ekiden.cli for each command."""
+"""Command line `ekiden`: one module of ekiden.cli for each command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ekiden chat MODEL`: a conversation in the terminal.
+"""`ekiden chat MODEL`: interactive chat in the terminal.
 
 Ctrl-C ends an answer, Ctrl-D the conversation.
 """
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer what is typed until the end of the input."""
+    """Answer the user's prompts until the end of input."""
     fields = sampling_fields(options)
     variables = _template_variables(options.option)
     chat = Chat(load_text_model(options), options.system, fields, variables)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_line(prompt: str) -> str | None:
-    """Return a line of the input; None at its end, empty where Ctrl-C gave it up."""
+    """Return a line of input; None at its end, empty after Ctrl-C."""
     try:
         return input(prompt)
     except EOFError:
@@ -87,7 +87,7 @@ def _template_variables(entries: Sequence[str]) -> dict[str, Any]:
 
 
 class Chat:
-    """Conversation with a model on standard output."""
+    """Interactive conversation with a model on standard output."""
 
     def __init__(
         self, model: Model, system: str | None, fields: dict[str, Any], variables: dict[str, Any]
@@ -98,11 +98,11 @@ class Chat:
         self._has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def painted(self, kind: str, text: str) -> str:
-        """Return a text in the colour of its kind."""
+        """Return a text in the terminal colour of its kind."""
         return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if self._has_colours else text
 
     def note(self, text: str) -> None:
-        """Print something that is no part of an answer."""
+        """Print a status line that is not part of an answer."""
         print(self.painted("note", text), file=sys.stderr, flush=True)
 
     def take(self, line: str) -> bool:
@@ -126,7 +126,9 @@ class Chat:
         return True
 
     def _answer(self, line: str) -> None:
-        """Print the answer to a line, and keep both; an error is told, and the line forgotten."""
+        """Generate and print the answer, and append both to the conversation; on an error print it
+        and drop the prompt.
+        """
         messages = [*self.messages, {"role": "user", "content": line}]
         try:
             answer = self._model.chat(messages, options=self._variables, **self._fields)
@@ -155,7 +157,9 @@ class Chat:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C instead of raising, so that a step of the model is never cut in the middle."""
+    """Record Ctrl-C instead of raising KeyboardInterrupt, so that an engine step is never
+    interrupted.
+    """
     found: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:

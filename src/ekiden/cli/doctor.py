@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_check(name: str, check: Callable[[], str], mend: str) -> CheckResult:
+    """Run one check and return its result, with a hint if it fails."""
     try:
         return CheckResult(name, "ok", check())
     except Exception as error:  # whatever is wrong is what is asked for

@@ -109,7 +109,7 @@ def write_model_library(options: argparse.Namespace) -> int:
 
 
 def _validate_options(options: argparse.Namespace) -> None:
-    """Raise InputError for an option that this output format would ignore."""
+    """Raise InputError for an option that this output format does not support."""
     used = [name for name in UNSUPPORTED_AOT_OPTIONS if getattr(options, name)]
     used += ["precision"] if options.precision != "float32" else []
     used += ["denormals"] if options.denormals != "keep" else []

@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _validate_options(options: argparse.Namespace, is_onnx: bool) -> None:
-    """Raise InputError for an option that this kind of model would ignore."""
+    """Raise InputError for an option that this kind of model does not support."""
     if is_onnx and options.cc is not None:
         raise InputError("--cc: an .onnx file needs no C compiler")
     recipe_options = _parse_recipe(options)

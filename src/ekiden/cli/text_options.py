@@ -1,4 +1,4 @@
-"""Arguments of the commands that answer texts."""
+"""Arguments of the commands that generate text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAMPLING_OPTIONS: dict[str, tuple[type, str]] = {
 
 
 def add_text_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model and how it is loaded."""
+    """Add the arguments of the model and its loading."""
     parser.add_argument("model", help="a folder with config.json and safetensors, or a GGUF file")
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
@@ -44,7 +44,7 @@ def add_text_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add how tokens are chosen, and the form of answers."""
+    """Add the sampling arguments and the answer's format."""
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--grammar", help="a regular expression that the whole answer matches")
     parser.add_argument("--schema", help="a JSON schema of the answer, or its file")
@@ -53,7 +53,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_text_model(options: argparse.Namespace, sequences: int = 1) -> Model:
-    """Load the model of a command, for so many texts at once."""
+    """Load the model of a command for a number of concurrent sequences."""
     return load(
         options.model, context=options.context, sequences=sequences, cache=options.cache,
         tokenizer=options.tokenizer, num_threads=options.threads, draft=options.draft,
@@ -62,7 +62,7 @@ def load_text_model(options: argparse.Namespace, sequences: int = 1) -> Model:
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `Sampling` that the user chose. Raises InputError for a schema that is
+    """Return the fields of `Sampling` that the user set. Raises InputError for a schema that is
     none, or beside a grammar.
     """
     names = [name.replace("-", "_") for name in _SAMPLING_OPTIONS]
@@ -77,7 +77,7 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_schema(given: str) -> object:
-    """Return the schema that is given, or that a file has. Raises InputError."""
+    """Return the JSON schema given as text or as a file. Raises InputError."""
     text = given
     if not given.lstrip().startswith("{"):
         with rewrite_os_errors("read", given):

@@ -44,8 +44,8 @@ CompileFunction = Callable[[Targets], runtime.Executable]
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Device plan: devices with their targets (the default one first), measured costs, and whether
-    the program itself fixes placements.
+    """Candidate device placement of a model: devices with their targets (the default one first),
+    measured costs, and whether the program itself fixes placements.
     """
 
     devices: Mapping[Device, Target]

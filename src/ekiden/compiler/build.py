@@ -119,7 +119,7 @@ def _rename_shared_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """Compiled artifact as chunks of bytes, with the names of the model's external weight files."""
+    """Compiled artifact in chunks of bytes, with the names of the model's external weight files."""
 
     artifact: ArtifactFile
     weight_files: tuple[str, ...]

@@ -341,8 +341,8 @@ RELAXED_GC_THRESHOLD = 100_000
 
 
 class _RelaxedGc:
-    """Context in which garbage collection is rare: a model's objects stay alive, and scanning them
-    takes a twentieth of the compile time (Zen 4). It is reentrant and thread-safe.
+    """Context in which garbage collection runs rarely: a model's objects stay alive, and scanning
+    them takes a twentieth of the compile time (Zen 4). It is reentrant and thread-safe.
     """
 
     def __init__(self) -> None:
@@ -456,9 +456,9 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
 def _compile_quick(
     model: Model, options: CompileOptions
 ) -> tuple[runtime.Executable | memoryview, TierUpgrade | None]:
-    """Compile with general kernels; return the program, and its upgrade (None if there is nothing
-    to upgrade). Raises CompileError for several targets, and for one whose code this machine cannot
-    run.
+    """Compile with general kernels; return the program and its tier upgrade, None if there is
+    nothing to upgrade. Raises CompileError for several targets, and for one whose code this machine
+    cannot run.
     """
     cache, cache_request, cached = _look_up_cache(model, options)
     if cached is not None:
@@ -491,8 +491,8 @@ def _compile_quick(
 
 
 def _find_quick_target(options: CompileOptions) -> target_values.Target:
-    """Return the one target of a compilation with general kernels. Raises CompileError for several,
-    and for one whose code this machine cannot run.
+    """Return the target of a quick-tier compilation, which must be a single one. Raises
+    CompileError for several, and for one whose code this machine cannot run.
     """
     targets = virtual_device.compilation_config(options.targets).primitive_targets
     if len(targets) != 1:

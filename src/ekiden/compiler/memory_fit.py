@@ -1,4 +1,4 @@
-"""Memory of a model's runs, before it is loaded: by part, and the largest size that fits.
+"""Prediction of a model's memory at run time, by part, and of the largest size of a dimension that fits.
 
 A model is compiled without its kernels (tier "quick"), since types, packed weights and the memory
 plan do not depend on their code. What a run needs grows with a dimension nearly linearly, so the
@@ -35,7 +35,7 @@ MAX_TRIALS = 40
 
 @dataclass(frozen=True, slots=True)
 class RunMemory:
-    """Memory of a run at fixed sizes, in bytes."""
+    """Memory of a run at given dimension sizes, in bytes."""
 
     weights: int
     """Constants as the kernels read them; those mapped from a file count too."""
@@ -86,7 +86,7 @@ def run_memory(
 
 
 def _plan(model: Model, dims: Mapping[str, int], options: CompileOptions) -> runtime.Executable:
-    """Return the plan of a model at these sizes."""
+    """Return the memory plan of a model at given dimension sizes."""
     plan = plan_program(model, options)
     symbols = _symbols_of(plan)
     if unknown := [name for name in dims if name not in symbols]:
@@ -167,8 +167,8 @@ def fit_memory(
 
 
 def find_largest_size(bytes_of: Callable[[int], int], limit: int) -> int | None:
-    """Return the largest size from 1 on whose bytes are within a limit: 0 if there is none, None if
-    the bytes do not grow up to MAX_SIZE.
+    """Return the largest size from 1 on whose bytes are within a limit, by galloping and bisection:
+    0 if there is none, None if the bytes do not grow up to MAX_SIZE.
 
     Args:
         bytes_of: The bytes at a size, which never fall as it grows; nearly linear functions need

@@ -1,4 +1,4 @@
-"""Time limit of a compilation, by an asynchronous exception in its thread.
+"""Time limit of a compilation, enforced by an asynchronous exception in its thread.
 
 Compiling is Python in one thread, beside processes and threads that work for it. An exception is
 set in that thread, as the one of Ctrl-C is in the main one, and again until the compilation has

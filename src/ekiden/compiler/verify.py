@@ -41,8 +41,8 @@ Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTolerance:
-    """Tolerance of an element: atol + rtol * |expected| + of_range * max |expected|, or a minimum
-    `snr` (dB) for quantised models.
+    """Tolerance of an elementwise comparison: atol + rtol * |expected| + of_range * max |expected|,
+    or a minimum `snr` (dB) for quantised models.
     """
 
     rtol: float = 1e-4

@@ -1,4 +1,5 @@
-"""Modules at TVM's `contrib` path: graph executor, debugger, compiler drivers, BLAS, visualisation.
+"""Utility modules at TVM's `contrib` path: graph executor, debugger, compiler drivers, BLAS,
+visualisation.
 
 A module is loaded when it is first used.
 """

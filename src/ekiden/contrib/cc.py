@@ -1,4 +1,4 @@
-"""The system's C compiler, with the interface of TVM's `contrib.cc`: `cc.create_shared("net.so",
+"""C compiler of the system, with the interface of TVM's `contrib.cc`: `cc.create_shared("net.so",
 ["net.o"])`.
 
 What `export_library(fcompile=...)` and programs of their own call to make a library of objects and

@@ -1,4 +1,4 @@
-"""The graph executor with TVM's interface, for straight-line programs.
+"""Graph executor with TVM's interface, for straight-line programs.
 
 lib = relay.build(module, "llvm", params=params) m =
 graph_executor.GraphModule(lib["default"](ekiden.cpu())) m.set_input("data", x) m.run() y =
@@ -71,8 +71,8 @@ def _get_graph_json(executable: runtime.Executable) -> str:
 
 
 class GraphModule(AotModule):
-    """An executor of a graph (`create`), or of any straight-line program. As in TVM, names in
-    `params` that are no inputs are ignored: the program's constants already have their values.
+    """Executor of a graph (`create`) or of any straight-line program. As in TVM, names in `params`
+    that are no inputs are ignored: the program's constants already have their values.
     """
 
     def set_input(

@@ -1,4 +1,4 @@
-"""The compiler of Android's NDK, with the interface of TVM's `contrib.ndk`, for `fcompile`."""
+"""C compiler of Android's NDK, with the interface of TVM's `contrib.ndk`, for `fcompile`."""
 
 from __future__ import annotations
 

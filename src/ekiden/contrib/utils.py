@@ -12,7 +12,7 @@ __all__ = ["TempDirectory", "tempdir"]
 
 
 class TempDirectory:
-    """A folder removed with its contents by `remove()`, or when it is no longer referenced.
+    """Temporary folder, deleted with its contents by `remove()` or when it is no longer referenced.
     temp_dir: its path.
     """
 

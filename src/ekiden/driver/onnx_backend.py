@@ -1,5 +1,5 @@
-"""ONNX's backend interface, so that ONNX's test runner and programs written for it can use
-Ekiden.
+"""ONNX's backend interface (`onnx.backend.base`), for ONNX's test runner and programs written for
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ONNX_DEVICES = tuple(TARGET_BY_ONNX_DEVICE)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
-    """A prepared model.
+    """Model prepared for ONNX's backend interface.
 
     An input whose values determine a rank or the computation (such as reduction axes), so that the
     import names it, becomes a constant of the executable: the model is compiled once for each of
@@ -80,8 +80,8 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         return {n: v for n, v in zip(names, values, strict=True) if n not in weights}
 
     def _executable(self, named: Mapping[str, object]) -> Executable:
-        """Return the executable specialized for these values of the constant inputs, discovering
-        inputs that must be constant.
+        """Return the executable specialized for the values of constant inputs, discovering which
+        inputs must be constant.
         """
         while True:
             values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
@@ -147,7 +147,7 @@ def _to_numpy(value: object) -> object:
 
 
 class EkidenBackend(Backend):  # type: ignore[misc]
-    """An implementation of `onnx.backend.base.Backend`, which documents the methods' contract."""
+    """Implementation of `onnx.backend.base.Backend`, which documents the methods' contract."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> bool:

@@ -1,4 +1,4 @@
-"""Models for machines without an allocator: dependency-free C, projects around it, sessions.
+"""Deployment to machines without an allocator: dependency-free C, projects around it, sessions.
 
     program = micro.compile(model, "c -mcpu=cortex-m7")
     micro.export_model_library_format(program, "model.tar")

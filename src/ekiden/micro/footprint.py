@@ -27,7 +27,7 @@ SHT_NOBITS, SHF_ALLOC, SHF_WRITE = 8, 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The sizes of a model in bytes, as compiled."""
+    """Section sizes of a model in bytes, as compiled."""
 
     code: int
     constants: int
@@ -51,7 +51,7 @@ class Footprint:
         return self.workspace + self.stack
 
     def lines(self) -> list[str]:
-        """Return the sizes as text, a line each."""
+        """Return the sizes as text, one per line."""
         beyond = f", beside {', '.join(self.calls)}" if self.calls else ""
         return [
             f"flash {self.flash} bytes: code {self.code}, constants {self.constants}, tables"

@@ -1,4 +1,4 @@
-"""Re-exports at TVM's path of `export_model_library_format`."""
+"""Re-export of `export_model_library_format` at TVM's path."""
 
 from ekiden.compiler.export.model_library import build_metadata, export_model_library_format
 

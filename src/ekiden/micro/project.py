@@ -1,5 +1,5 @@
-"""Generated projects: a folder with a model, a program around it, and the means to build, flash and
-run it.
+"""Generated microcontroller projects: a folder with a model, a program around it, and the means to
+build, flash and run it.
 
 project/model/        the content of the model library
 project/src/          the program
@@ -60,7 +60,7 @@ OPTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The section sizes of a built program in bytes, as linked."""
+    """Section sizes of a built program in bytes, as linked."""
 
     flash: int
     """Code, constants, and what variables begin with."""
@@ -73,8 +73,8 @@ class Sizes:
 
 
 class ProjectStream:
-    """The stream of a project's program, with what the model's inputs and outputs are:
-    {"inputs": [{"name", "shape", "dtype", "size"}, ...], "outputs": [...]}.
+    """Byte stream to a project's running program, with the descriptions of the model's inputs and
+    outputs. {"inputs": [{"name", "shape", "dtype", "size"}, ...], "outputs": [...]}.
     """
 
     def __init__(self, stream: Stream, tensors: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -84,7 +84,7 @@ class ProjectStream:
 
 
 class GeneratedProject:
-    """A project in a folder."""
+    """Generated project in a folder."""
 
     def __init__(self, folder: PathName) -> None:
         """Open a project. Raises LoadError if the folder holds none."""
@@ -244,7 +244,7 @@ _TEMPLATES_BY_PLATFORM = {"crt": "host"}
 
 
 def get_microtvm_template_projects(platform: str) -> str:
-    """Return the template that `generate_project` takes for a platform of TVM's.
+    """Return the template name that `generate_project` accepts for a TVM platform.
 
     Raises:
         InputError: There is none, as for "zephyr" and "arduino".

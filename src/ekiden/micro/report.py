@@ -1,4 +1,6 @@
-"""Comparison of a model's predicted memory with the linker's and a board run's."""
+"""Comparison of a model's predicted memory with the linked sizes and the stack measured on
+a board.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """A model's memory as predicted, as linked, and as measured."""
+    """Predicted, linked and measured memory of a model."""
 
     predicted: Footprint
     linked: Sizes

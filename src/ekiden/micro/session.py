@@ -1,4 +1,4 @@
-"""A session with a project's program, and its model as an executor."""
+"""RPC session with a project's program, and an executor of its model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["MicroExecutor", "Session"]
 
 
 class Session(RPCSession):
-    """A session over a stream, such as that of `GeneratedProject.open_transport`; closing it closes
-    the stream. Raises RPCError if nobody answers.
+    """RPC session over a byte stream, such as that of `GeneratedProject.open_transport`; closing it
+    closes the stream. Raises RPCError if nobody answers.
     """
 
     def __init__(
         self, transport: Stream | None = None, *, transport_context_manager: Stream | None = None
     ) -> None:
-        """Begin a session over a stream, of which the second name is TVM's. Raises InputError
-        without one.
+        """Open a session over a stream, passed as either parameter; the second is TVM's name.
+        Raises InputError without one.
         """
         stream = transport if transport is not None else transport_context_manager
         if stream is None:
@@ -57,8 +57,8 @@ class Session(RPCSession):
 
 
 class MicroExecutor:
-    """The executor of a session's model: inputs are set by index or name, outputs are returned as
-    local tensors. `runtime.executor.AotModule` takes it, too.
+    """Executor of a session's model: inputs are set by index or name, outputs are returned as local
+    tensors. `runtime.executor.AotModule` takes it, too.
 
     Inputs lie here, and are sent when the model runs.
     """
@@ -81,7 +81,9 @@ class MicroExecutor:
             self.set_input(name, param)
 
     def get_input(self, key: int | str) -> Tensor:
-        """Return an input, which is zeros at first; what is copied to it is sent."""
+        """Return an input, initially zeros; writes to the returned tensor are sent with the next
+        run.
+        """
         index = self._input_index(key)
         if index not in self._inputs:
             row = self._input_rows()[index]
@@ -89,7 +91,9 @@ class MicroExecutor:
         return self._inputs[index]
 
     def _input_rows(self) -> list[dict[str, Any]]:
-        """Return what the inputs are. Raises InputError where the transport does not know."""
+        """Return the descriptions of the inputs. Raises InputError where the transport does not
+        know.
+        """
         if self.session.tensors is None:
             raise InputError(
                 "input by name: this transport does not know the model's inputs; that of a project"
@@ -126,7 +130,7 @@ class MicroExecutor:
         return functions[name]
 
     def sent(self, tensor_here: Tensor) -> Tensor:
-        """Return a tensor as `set_input` takes it."""
+        """Return a tensor unchanged, as `set_input` sends it."""
         return tensor_here
 
     def _metadata_text(self) -> str:
@@ -162,9 +166,8 @@ class MicroExecutor:
         return self._outputs[index]
 
     def measure_stack(self) -> int:
-        """Return the stack bytes of a run on the inputs that were set, measured by painting the
-        memory below the stack first. Interrupts come on top. Raises InputError if the machine
-        cannot measure it, as the host.
+        """Return the stack bytes of a run on the current inputs, measured by stack painting.
+        Interrupts come on top. Raises InputError if the machine cannot measure it, as the host.
         """
         try:
             measure = self.session.get_function("ek.micro.stack")
@@ -176,7 +179,7 @@ class MicroExecutor:
         return cast(int, measure(*self._collect_inputs()))
 
     def benchmark(self, number: int = 1, repeat: int = 5) -> BenchmarkResult:
-        """Time the model on the inputs that were set, by the remote clock."""
+        """Time the model on the current inputs, by the remote clock."""
         evaluator = self.module.time_evaluator("main", number=number, repeat=repeat)
         return evaluator(*self._collect_inputs())
 

@@ -1,4 +1,4 @@
-"""Project templates: a row for each kind of machine."""
+"""Project templates, one row per kind of machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MemoryRegion:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Project template of a kind of machine: its files, and how they are built and run."""
+    """Project template for a kind of machine: its files, and how they are built and run."""
 
     name: str
     about: str
@@ -40,7 +40,7 @@ class Template:
     """Whether its program serves sessions."""
 
     def takes(self, option: str) -> bool:
-        """Return whether an option applies to it."""
+        """Return whether an option applies to the template."""
         match option:
             case "cpu":
                 return "{cpu}" in self.machine

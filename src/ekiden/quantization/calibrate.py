@@ -1,4 +1,4 @@
-"""Statistics of tensors on calibration data, in two passes: bounds first, then histograms.
+"""Activation statistics on calibration data, in two passes: bounds first, then histograms.
 
 A histogram needs its ends before it counts, and widening one later would move what it has counted;
 so the first run finds the least and the greatest value of each tensor, the second counts between

@@ -44,7 +44,9 @@ QUANT_KINDS = {row.name: row for row in (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A quantization request. Raises InputError for inconsistent options."""
+    """Quantization request, the user's options of `quantize()`. Raises InputError for inconsistent
+    options.
+    """
 
     kind: str = "static"
     method: str = "minmax"
@@ -144,7 +146,7 @@ class LayerPlan:
     group: int = 0
 
     def keep_float(self, why: str) -> LayerPlan:
-        """Return the decision to leave the layer in floating point."""
+        """Return the decision to leave the layer in floating point, with its reason."""
         return replace(self, kind="float", reason=why)
 
 

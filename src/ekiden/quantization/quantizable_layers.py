@@ -1,4 +1,4 @@
-"""The quantizable layers of a model: products with a constant weight."""
+"""Quantizable layers of a model, matrix products and convolutions with a constant weight."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Layer", "find_layers"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A quantizable product: its node, its weight as stored in the model, and the meaning of its
-    axes.
+    """Quantizable layer: its node, its weight as stored in the model, and the meaning of
+    its axes.
     """
 
     node: onnx.NodeProto
@@ -28,7 +28,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Return the name users know it by."""
+        """Return the layer's display name."""
         return str(self.node.name or self.node.output[0])
 
     @property

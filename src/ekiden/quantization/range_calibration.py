@@ -1,4 +1,5 @@
-"""Quantization ranges: the calibration methods that choose one from a histogram of values.
+"""Calibration methods that choose a quantization range from a histogram: the calibration methods
+that choose one from a histogram of values.
 
 The methods are those of the literature: the whole range; the middle share of all values; the cut
 whose quantised distribution is nearest by Kullback and Leibler's measure (TensorRT); the cut with

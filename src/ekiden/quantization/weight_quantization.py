@@ -1,4 +1,4 @@
-"""Quantized weights: integers with scales."""
+"""Symmetric weight quantization per tensor, channel or group."""
 
 from __future__ import annotations
 

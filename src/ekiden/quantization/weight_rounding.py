@@ -1,5 +1,5 @@
-"""Weight rounding algorithms: the nearest, or those with the least error of the layer's result on
-data.
+"""Weight rounding algorithms (nearest, GPTQ, coordinate descent): the nearest, or those with the
+least error of the layer's result on data.
 
 The squared error of a row e = q s - w is e G e^T (see `grams`). GPTQ (Frantar and others, 2022)
 takes one column after another, and lets the columns that are still to come make up for its error.

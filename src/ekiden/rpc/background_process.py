@@ -39,7 +39,9 @@ _BOOTSTRAP_CODE = "from ekiden.rpc.background_process import run_task; run_task(
 
 
 class Background:
-    """Background program; it ends with `terminate`, with this object, or with this process."""
+    """Background process running a Python program; it ends with `terminate`, with this object, or
+    with this process.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -67,13 +69,13 @@ def _terminate_process(pid: int, owner: int) -> None:
 
 
 def has_parent(parent: int) -> bool:
-    """Return whether the process that started this one is still running."""
+    """Return whether the parent process is still running."""
     return os.getppid() == parent
 
 
 def write_task_file(entry: str, *arguments: object) -> int:
-    """Return a descriptor of a file that describes a call: `module:function`, and the arguments,
-    which are plain data.
+    """Write a task file that describes a call, and return its descriptor: `module:function`, and
+    the arguments, which are plain data.
     """
     level = logging.getLogger("ekiden.rpc").getEffectiveLevel()
     with tempfile.TemporaryFile() as file:
@@ -93,7 +95,7 @@ def task_command(task: int) -> list[str]:
 
 
 def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
-    """Start a program that calls `module:function` with plain data and exits; return its process
+    """Start a process that calls `module:function` with plain data and exits; return its process
     id. `descriptors` become FIRST_PASSED_DESCRIPTOR and so on there. Raises OSError, RPCError.
     """
     with ExitStack() as opened:
@@ -118,7 +120,7 @@ def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[in
 
 
 def run_task(task: int) -> NoReturn:
-    """Run the task of a descriptor, and exit."""
+    """Run the task of a descriptor, and exit the process."""
     code = 1
     log = logging.getLogger("ekiden.rpc")
     try:

@@ -48,7 +48,8 @@ _session_numbers = itertools.count()
 
 
 class RPCSession:
-    """Session: the functions, modules, tensors and files of another process or machine.
+    """RPC session with a remote process: the functions, modules, tensors and files of another
+    process or machine.
 
     Created by `connect`. It handles one request at a time; other threads wait. Leaving it as a
     context manager, or `close`, ends it, and everything it has on the other side.
@@ -217,7 +218,7 @@ class RPCSession:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the session is still open, as far as is known here."""
+        """Return whether the session is open, as far as this side knows."""
         return self._endpoint.channel.is_open
 
     def close(self) -> None:
@@ -392,7 +393,7 @@ def _command_line(binary: PathName | bytes | bytearray | Sequence[str]) -> list[
 
 
 class _ProcessLifetime:
-    """Weakly referenceable object that lives as long as the process."""
+    """Weakly referenceable object with the lifetime of the process."""
 
 
 _PROCESS_LIFETIME = _ProcessLifetime()

@@ -1,5 +1,5 @@
-"""The requesting side of a session, which also owns the objects the other side holds handles of:
-callbacks.
+"""Endpoint of a session, which sends requests, serves callbacks and owns the objects behind handles
+that the peer holds: callbacks.
 
 While it waits for an answer it serves what the other side calls, so that callbacks nest. Answers
 come in the reverse order of such requests; in the order of those that call nobody back, which may
@@ -45,7 +45,7 @@ MAX_PIPELINED_REQUESTS = 4
 
 
 class RemoteProxies(Protocol):
-    """Interface that maps handles of the other side to proxies here."""
+    """Interface that maps the peer's handles to local proxies."""
 
     def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Return a proxy of a remote object."""
@@ -85,15 +85,15 @@ class Endpoint:
         constructor: Sequence[object] = (),
         limit: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
-        """Send this side's first message."""
+        """Send HELLO."""
         self._send_message(
             Kind.HELLO, (PROTOCOL_MAGIC, PROTOCOL_VERSION, limit, timeout, key, list(constructor))
         )
         self.channel.limit = limit
 
     def receive_hello(self, kind: Kind, body: memoryview) -> tuple[int, str, list[object]]:
-        """Process the other side's first message: timeout in milliseconds, key, constructor. Raises
-        FrameError for another message or version, what the other side refuses this one with.
+        """Process the peer's HELLO: timeout in milliseconds, key, constructor. Raises FrameError
+        for another message or version, what the other side refuses this one with.
         """
         try:
             fields = parse_body(kind, body, self)
@@ -116,12 +116,12 @@ class Endpoint:
         return timeout, key, constructor
 
     def send_refusal(self, error: RPCError) -> None:
-        """Send the other side the reason why there is no session, and close the channel."""
+        """Tell the peer why the session is refused, and close the channel."""
         self._send_message(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
     def request(self, kind: Kind, *fields: object, seconds: float | None = None) -> object:
-        """Send a request and wait for its answer, serving callbacks meanwhile."""
+        """Send a request and await its answer, serving callbacks meanwhile."""
         with self._lock:
             if self._dropped or self._waiting:
                 self._flush_releases()
@@ -229,11 +229,11 @@ class Endpoint:
         return fields[0]
 
     def queue_release(self, handle: int) -> None:
-        """Release a remote object, with the next request."""
+        """Queue the release of a remote object, sent before the next request."""
         self._dropped.append(handle)
 
     def close(self) -> None:
-        """End the session and release everything the other side held."""
+        """End the session and release every object that the peer held."""
         self.channel.close()
         self.things.clear()
 
@@ -265,7 +265,7 @@ class Endpoint:
         return self.far.make_proxy(tag, handle, about)
 
     def _send_message(self, kind: Kind, fields: tuple[object, ...]) -> None:
-        """Send a message; handles exported for a message that cannot be sent are released again."""
+        """Send a message; handles exported for a message that cannot be sent are released."""
         # Handles above this number belong to the message alone and are taken back if it cannot be
         # sent.
         before = self._last
@@ -283,7 +283,7 @@ class Endpoint:
         self.channel.send(frame, tail)
 
     def _abort_session(self, error: RPCError) -> None:
-        """Close the session, after telling the other side why, if it still listens."""
+        """Close the session, after sending the reason to the peer if it still listens."""
         if self.channel.is_open and isinstance(error, FrameError):
             with suppress(RPCError):  # it does not listen
                 self._send_message(Kind.ERROR, (*kind_of_error(error), ""))
@@ -292,7 +292,7 @@ class Endpoint:
     # An error of a callback is its answer; what is to end this process (KeyboardInterrupt) is told
     # and then goes on. A FrameError is nobody's answer: the session is over.
     def _serve_request(self, kind: Kind, body: memoryview) -> None:
-        """Serve a request of the other side: call an exported function, or release a handle."""
+        """Serve a request of the peer: call an exported function, or release a handle."""
         is_idle = kind is Kind.RELEASE or not self._waiting
         if kind not in SERVED_KINDS or self.far is None or not is_idle:
             raise FrameError(f"rpc: {kind.name} was not expected")
@@ -328,7 +328,7 @@ class Endpoint:
         return function(*cast(list[object], arguments))
 
     def _send_error(self, error: BaseException) -> None:
-        """Send an error, truncated to what the other side accepts."""
+        """Send an error, truncated to the peer's message limit."""
         kind, message = kind_of_error(error)
         # Message and traceback together stay well below the peer's frame limit, headers included.
         room = self.peer_limit // 4
@@ -337,7 +337,7 @@ class Endpoint:
         )
 
     def _send_releases(self) -> None:
-        """Tell the other side which handles are released."""
+        """Send the queued releases of handles."""
         while self._dropped:
             # Batched so that one RELEASE fits any frame limit.
             count = min(len(self._dropped), 1000)

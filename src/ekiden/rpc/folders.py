@@ -24,7 +24,7 @@ _UNLOCKED_PREFIX = "ekiden-rpc-"
 
 @dataclass(eq=False, slots=True)
 class SessionFolder:
-    """Temporary folder of a session, locked so that only this process removes it."""
+    """Temporary folder of a session, locked so that only its owner removes it."""
 
     path: str
     lock: int

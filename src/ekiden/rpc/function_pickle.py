@@ -47,10 +47,10 @@ def deserialize_function(data: bytes) -> Callable[..., object]:
 
 
 class _FunctionPickler(pickle.Pickler):
-    """Pickler that stores a program's functions by value and modules by name."""
+    """Pickler that serialises a program's own functions by value and modules by name."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401  # pickle's own protocol
-        """Return how to rebuild a value that pickle itself cannot handle."""
+        """Return the reduction of a value that pickle cannot handle."""
         if isinstance(value, ModuleType):
             return import_module, (value.__name__,)
         if isinstance(value, FunctionType) and not _is_importable(value):
@@ -93,7 +93,9 @@ def _used_globals(code: CodeType) -> set[str]:
 
 
 def _reduce_function(function: FunctionType) -> tuple[object, ...]:
-    """Return how to rebuild a function: first empty, as what it uses may lead back to it."""
+    """Return the reduction of a function by value: first empty, as what it uses may lead back to
+    it.
+    """
     names = _used_globals(function.__code__) & function.__globals__.keys()
     state = {
         "globals": {name: function.__globals__[name] for name in sorted(names)},
@@ -117,7 +119,7 @@ def _cell_contents(cell: CellType) -> tuple[object, ...]:
 
 
 def _make_function(code: bytes, namespace: int) -> FunctionType:
-    """Create a function without its globals and closure contents."""
+    """Create a function with empty globals and closure, to be filled by `_fill_function`."""
     content = marshal.loads(code)
     values = _globals_by_id.setdefault(namespace, {"__builtins__": __builtins__})
     return FunctionType(content, values, closure=tuple(CellType() for _ in content.co_freevars))

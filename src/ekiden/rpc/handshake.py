@@ -37,7 +37,7 @@ RELAY_BUFFER_BYTES = 1 << 18
 
 @dataclass(eq=False, slots=True)
 class HandshakenClient:
-    """Client whose first message has been received."""
+    """Client that has completed the handshake and sent its first message."""
 
     endpoint: Endpoint
     stream: socket.socket
@@ -49,8 +49,8 @@ class HandshakenClient:
 
     @property
     def is_unencrypted(self) -> bool:
-        """Return whether its connection is unencrypted, so that another process can take
-        it over.
+        """Return whether its connection is unencrypted, so that its descriptor can be passed to
+        another process.
         """
         return not isinstance(self.stream, ssl.SSLSocket)
 
@@ -69,8 +69,8 @@ class _PendingHandshake:
 
 
 class HandshakeServer:
-    """Performer of handshakes with new connections. `wake` becomes readable when `take` has
-    something to return.
+    """Acceptor that performs handshakes with new connections on threads. `wake` becomes readable
+    when `take` has something to return.
     """
 
     def __init__(self, secret: Key | None) -> None:
@@ -140,13 +140,13 @@ class HandshakeServer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a handshake is in progress or its client was not taken yet."""
+        """Return whether a handshake is in progress, or a completed client has not been taken."""
         # In this order: a client is appended before its greeting is deleted, so that a server which
         # asks in between never takes itself for idle and waits at its proxy twice.
         return bool(self._greetings) or bool(self._heard)
 
     def close_expired(self) -> None:
-        """Close the connections whose time has run out."""
+        """Close the connections whose handshake deadline has passed."""
         current_time = time.monotonic()
         with self._lock:
             late = [

@@ -1,6 +1,4 @@
-"""Hub: the common base of tracker and proxy processes, an asyncio server that exchanges messages
-with its peers.
-"""
+"""asyncio server that exchanges messages with its peers, the base of trackers and proxies."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ _HELLO_TIMEOUT_S = 20.0
 
 
 class HubPeer:
-    """Peer of a hub: one connection that exchanges whole messages."""
+    """Connected peer of a hub: one connection that exchanges whole messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -77,7 +75,7 @@ class HubPeer:
         await self.writer.drain()
 
     async def receive_hello(self) -> None:
-        """Receive the first message. Raises FrameError for another one."""
+        """Receive the peer's HELLO. Raises FrameError for another one."""
         kind, fields = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)
         if kind is not Kind.HELLO or tuple(fields[:2]) != (PROTOCOL_MAGIC, PROTOCOL_VERSION):
             raise FrameError("rpc: HELLO of this version expected")
@@ -87,11 +85,11 @@ class HubPeer:
     async def send_hello(
         self, key: str = "", timeout: int = 0, limit: int = MAX_HELLO_BYTES
     ) -> None:
-        """Send this side's first message."""
+        """Send HELLO."""
         await self.send(Kind.HELLO, PROTOCOL_MAGIC, PROTOCOL_VERSION, limit, timeout, key, [])
 
     async def authenticate(self, key: Key) -> None:
-        """Exchange tokens, as `keys.wrap_server_socket` does."""
+        """Exchange authentication tokens, as `tls_keys.wrap_server_socket` does."""
         stream: ssl.SSLObject = self.writer.get_extra_info("ssl_object")
         self.writer.write(key.channel_token(stream, b"server"))
         await self.writer.drain()
@@ -101,9 +99,9 @@ class HubPeer:
 
 
 class Hub(Background):
-    """Hub: a listening program that exchanges messages with every connection. It runs
-    `serve(peer)`, returned by `make` (a function given as `module:name`), which is called with
-    the listener, the plain `arguments`, and the other `listeners` that are open.
+    """Process that runs a hub: a listening program that exchanges messages with every connection.
+    It runs `serve(peer)`, returned by `make` (a function given as `module:name`), which is called
+    with the listener, the plain `arguments`, and the other `listeners` that are open.
     """
 
     def __init__(

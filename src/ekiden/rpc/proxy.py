@@ -27,11 +27,11 @@ _CLIENT_WAIT_S = 20.0
 
 
 class Proxy(Hub):
-    """Proxy in a process of its own. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
-    clients with `rpc.connect`; with `tracker_addr`, the proxy registers its servers with a
-    tracker. Without `credentials`, only this machine may connect. Web pages of this machine are
-    servers over WebSocket at `web_port`, which needs the package websockets. Raises what
-    `Server` raises, ImportError.
+    """RPC proxy in a separate process. Servers connect with `rpc.Server(host, port,
+    is_proxy=True)`, clients with `rpc.connect`; with `tracker_addr`, the proxy registers its
+    servers with a tracker. Without `credentials`, only this machine may connect. Web pages of this
+    machine are servers over WebSocket at `web_port`, which needs the package websockets. Raises
+    what `Server` raises, ImportError.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ def make_proxy_handler(
     credentials: str | None,
     web: socket.socket | None = None,
 ) -> Callable[[HubPeer], Awaitable[None]]:
-    """Return the handler of a proxy's clients and servers; pages too, where they have a
-    listener.
+    """Return the connection handler of a proxy for clients, servers and, with a WebSocket listener,
+    pages.
     """
     port = listener.getsockname()[1]
     if web is not None:
@@ -85,7 +85,7 @@ def _listen_websockets(host: str, port: int, credentials: PathName | None) -> so
 
 @dataclass(eq=False, slots=True)
 class _WaitingServer:
-    """Waiting server; the future `client` receives its client."""
+    """Registered server that waits for a client; the future `client` receives it."""
 
     peer: HubPeer
     match: str
@@ -93,7 +93,7 @@ class _WaitingServer:
 
 
 class _ProxyRegistry:
-    """Registry of waiting servers, which connects clients to them."""
+    """Registry of waiting servers, which matches clients with them."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class _ProxyRegistry:
         await peer.writer.wait_closed()
 
     async def _match_server(self, key: str, client: HubPeer) -> None:
-        """Wait for a server and hand it the client in the step in which it leaves the list, so that
-        neither can end in between and leave the other waiting.
+        """Await a server and hand it the client in the same step in which it leaves the list, so
+        that neither can end in between and leave the other waiting.
         """
         async with self._came:
             while True:

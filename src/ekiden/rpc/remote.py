@@ -50,7 +50,7 @@ class _RemoteHandle:
 
 
 class RemoteObject(_RemoteHandle):
-    """Proxy of a remote object of any other class, which can be passed back."""
+    """Proxy of a remote object of another class, usable only as an argument."""
 
     type_key = "runtime.RPCObjectRef"
 
@@ -65,7 +65,7 @@ class RemoteFunction(_RemoteHandle):
     """
 
     def __call__(self, *args: object) -> object:
-        """Call it."""
+        """Call the remote function."""
         return self.endpoint.request(Kind.CALL, self.handle, args)
 
 
@@ -119,7 +119,7 @@ class RemoteModule(_RemoteHandle):
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
-        """Call its only function, or `main`."""
+        """Call the module's only function, or `main`."""
         return self.entry_func(*args)
 
     def time_evaluator(

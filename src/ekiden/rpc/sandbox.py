@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """Isolation of a session's process, as the bits of `start_session`."""
+    """Sandbox facilities in effect for a session's process, as the bits of `start_session`."""
 
     bits: int = 0
 

@@ -215,7 +215,7 @@ def serve_program(options: ServerOptions, has_listener: bool) -> None:
 
 @dataclass(eq=False, slots=True)
 class _RunningSession:
-    """Running session: its program, and its client, with whose connection it ends."""
+    """Session with a connected client, with whose connection it ends."""
 
     program: SessionProgram
     client: HandshakenClient
@@ -276,7 +276,7 @@ class _ServerLoop:
         os._exit(0)
 
     def _start_spares(self) -> None:
-        """Start programs for waiting clients and for the next ones."""
+        """Start session programs for waiting clients and spare ones for the next clients."""
         room = self._session_limit - len(self.sessions) - self.relays
         # Starting a sandboxed program takes long, so some are ready before clients come.
         target_count = min(
@@ -293,8 +293,8 @@ class _ServerLoop:
             self.spares[program.process_descriptor] = program
 
     def _fail_waiting(self, reason: str) -> None:
-        """Tell the waiting clients that a program could not be started or prepared; the next client
-        gets another try.
+        """Refuse the waiting clients because a program could not be started or prepared; the next
+        client triggers another attempt.
         """
         _log.warning("no session: %s", reason)
         for client in self.waiting:
@@ -333,7 +333,7 @@ class _ServerLoop:
     def _watch_program(
         self, actions: dict[int, Callable[[], object]], program: SessionProgram
     ) -> None:
-        """Register what to do when a program ends or prints."""
+        """Register callbacks for a program's exit and output."""
         actions[program.process_descriptor] = lambda: self._reap_program(program)
         if program.output_descriptor >= 0:
             actions[program.output_descriptor] = program.log_output
@@ -403,8 +403,8 @@ class _ServerLoop:
             run_in_thread(lambda: _forward_tls_bytes(client.stream, own_end))
 
     def _reap_program(self, program: SessionProgram) -> None:
-        """Clean up after a program that has ended; another event in the same round may already have
-        done so.
+        """Clean up after a program that has ended; idempotent, as another event of the same round
+        may have done so.
         """
         # Already reaped by another action of the same poll.
         if program.process_descriptor < 0:

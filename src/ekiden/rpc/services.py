@@ -1,5 +1,5 @@
-"""Serving side of a session: the runtime's C server (runtime/rpc) on connections that Python
-accepted.
+"""Functions that the serving side offers to a session: the runtime's C server (runtime/rpc) on
+connections that Python accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Session programs from the server's side: started ahead, watched, ended.
+"""Session programs as a server manages them: started ahead, watched, ended.
 
 A program takes as long to start as Python does, so there is one that waits already when a client
 comes. The server holds its limits: what a session does to itself does not move them.
@@ -34,7 +34,7 @@ _THREADS_FIELD = 17
 
 @dataclass(eq=False, slots=True)
 class SessionProgram:
-    """Program of a session, idle or with a client."""
+    """Process that serves one session, idle or with a client."""
 
     pid: int
     process_descriptor: int
@@ -60,7 +60,7 @@ class SessionProgram:
         return report.removeprefix(FAILED).decode(errors="replace") or "its program ended"
 
     def hand_over(self, connection: socket.socket, peer_limit: int) -> None:
-        """Hand the program a client to serve."""
+        """Pass a client's connection to the program."""
         assert self.control is not None
         control, self.control = self.control, None
         with control:
@@ -96,7 +96,7 @@ class SessionProgram:
             signal.pidfd_send_signal(self.process_descriptor, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for the program's end and clean up; `process_descriptor` is negative then."""
+        """Reap the process and remove its folder; `process_descriptor` is negative afterwards."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         while self.log_output():  # its last words

@@ -119,7 +119,9 @@ def wrap_server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
 def _authenticate(
     plain: socket.socket, key: Key, method: ssl._SSLMethod, mine: bytes, theirs: bytes
 ) -> ssl.SSLSocket:
-    """Perform the TLS handshake and exchange tokens. A peer that fails learns nothing more."""
+    """Perform the TLS handshake and exchange tokens bound to the channel. A peer that fails learns
+    nothing more.
+    """
     plain.settimeout(_TLS_HANDSHAKE_TIMEOUT_S)
     try:
         stream = key.tls_context(method).wrap_socket(plain, server_side=mine == b"server")

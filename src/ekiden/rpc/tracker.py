@@ -70,7 +70,7 @@ def make_registry_handler(listener: socket.socket) -> Callable[[HubPeer], Awaita
 
 @dataclass(frozen=True, slots=True)
 class _FreeDevice:
-    """Free device, with the connection that announced it."""
+    """Free device, with the connection that registered it."""
 
     key: str
     host: str

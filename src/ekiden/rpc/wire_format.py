@@ -73,7 +73,7 @@ class HandleTable(Protocol):
 
 
 class NoHandles:
-    """Handle table of a side without objects, such as a tracker."""
+    """Handle table of a peer without objects, such as a tracker."""
 
     def export(self, value: object) -> int:
         """Raise TypeError: there are no local objects."""
@@ -115,7 +115,7 @@ class MessageWriter:
         self.data += value
 
     def write_last_field(self, value: Bytes) -> None:
-        """Write the last field of a message, keeping large bytes in place."""
+        """Write the last field of a message, referencing large bytes instead of copying them."""
         if len(value) < _MIN_TAIL_BYTES:
             self.write_blob(value)
         else:
@@ -321,7 +321,7 @@ class MessageReader:
         return self.read_bytes(self.read_count(1))
 
     def read_bytes_or_view(self) -> Bytes:
-        """Return bytes; a view into the message if its memory outlives the call."""
+        """Return bytes; a view into the message if its buffer outlives the call."""
         return self.read_blob() if self._lends else bytes(self.read_blob())
 
     def read_text(self) -> str:
@@ -465,7 +465,7 @@ def _dtype_name(code: int, bits: int, lanes: int) -> str:
 def serialize_frame_parts(
     kind: Kind, fields: Sequence[object], handles: HandleTable
 ) -> tuple[bytearray, memoryview | None]:
-    """Serialize a frame, returning its last bytes separately if they stay in place. Raises
+    """Serialize a frame, returning large trailing bytes separately instead of copying them. Raises
     TypeError, OverflowError or ValueError for what cannot be transferred.
     """
     writer = MessageWriter(handles)
@@ -492,8 +492,8 @@ def parse_body(kind: Kind, data: Bytes, handles: HandleTable, lends: bool = Fals
 
 
 def check_lent_size(head: Bytes, buffer: Sized | None) -> None:
-    """Raise FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
-    has.
+    """Raise FrameError unless a RETURN announces exactly as many bytes as the caller's
+    buffer has.
     """
     size = -1 if buffer is None else len(buffer)
     if head[0] != ValueTag.BYTES or int.from_bytes(head[1:RETURN_PREFIX_BYTES], "little") != size:

@@ -33,7 +33,7 @@ def _to_numpy(value: object) -> NDArray[Any]:
 
 
 def main() -> None:
-    """Run the tests of the calling file, and exit with their status."""
+    """Run the tests of the calling file with pytest, and exit with its status."""
     pytest = import_module("pytest")
     sys.exit(pytest.main([sys.argv[0], *sys.argv[1:]]))
 

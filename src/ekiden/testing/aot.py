@@ -58,7 +58,7 @@ class AOTTestModel(NamedTuple):
 
 
 class AOTCompiledTestModel(NamedTuple):
-    """A model with the result of `relay.build`."""
+    """Test model with the result of `relay.build`."""
 
     model: AOTTestModel
     executor_factory: MicroProgram

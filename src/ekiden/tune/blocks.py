@@ -71,8 +71,8 @@ MAX_STEP_ATTEMPTS = 3
 def try_schedule_step(
     schedule: tir.Schedule, step: Callable[..., None], *args: object
 ) -> list[tir.Schedule]:
-    """Return a copy with `step` applied; empty if the step is refused for every sampled decision
-    tried.
+    """Return a list with a copy of the schedule to which `step` is applied; empty if every sampled
+    decision tried is refused.
     """
     for _ in range(MAX_STEP_ATTEMPTS):
         copy = schedule.copy()  # which draws for itself
@@ -88,9 +88,7 @@ def try_schedule_step(
 
 
 def sample_number(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
-    """Sample one of `numbers`, as a decision the search may change; `chosen` fixes the
-    initial one.
-    """
+    """Sample one of `numbers` as a tunable decision; `chosen` fixes the initial one."""
     decision = None if chosen is None else list(numbers).index(chosen)
     return schedule.sample_categorical(numbers, uniform_probabilities(numbers), decision)
 

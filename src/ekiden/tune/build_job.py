@@ -1,4 +1,4 @@
-"""The job of a worker process that compiles candidates."""
+"""Build job of a worker process, which compiles candidates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
 
 
 def prepare() -> None:
-    """Compile a trivial program once, so that the first real job does not pay for one-time code
+    """Compile a trivial program once, so that the first job does not pay for one-time code
     generation.
     """
     a = te.placeholder((8,), name="a")

@@ -1,4 +1,4 @@
-"""Candidates of a search: a rule, and what was chosen in it."""
+"""Candidate of a search: a sketch rule or kernel family, and its decisions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Candidate of a search: a rule, and the decisions made in it. `rule` names a kernel family or
-    a sketch; `choice` holds its decisions: for a family, text such as "rows=6 own=8"; for a
+    """Point of a search space: a rule, and the decisions made in it. `rule` names a kernel family
+    or a sketch; `choice` holds its decisions: for a family, text such as "rows=6 own=8"; for a
     sketch, a trace as JSON; empty for the default.
     """
 

@@ -1,4 +1,6 @@
-"""Serialized candidate code: the image of the host's part, then kernels of a device."""
+"""Serialized machine code of a candidate: the image of the host's part, then kernels of a
+device.
+"""
 
 from __future__ import annotations
 

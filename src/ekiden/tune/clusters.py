@@ -1,4 +1,4 @@
-"""Executors for clusters that do not provide one."""
+"""Executor for Ray clusters, which provide none themselves."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _LoopNest:
-    """Loop nest around a statement: iterations, vector lanes, unrolled copies, iterations of the
-    innermost serial loop.
+    """Loop nest around a statement, as features need it: iterations, vector lanes, unrolled copies,
+    iterations of the innermost serial loop.
     """
 
     iterations: float = 1.0

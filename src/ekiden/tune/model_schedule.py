@@ -1,5 +1,6 @@
-"""Default schedules of `te` computations without search: a tile of registers by the model of the
-processor that the families of kernels have, on the rules that sketches are made by.
+"""Default schedules of `te` computations without search, by the processor model of the kernel
+families: a tile of registers by the model of the processor that the families of kernels have, on
+the rules that sketches are made by.
 """
 
 from __future__ import annotations
@@ -318,10 +319,10 @@ class _TiledReduction:
         return best if best and block_cost(best) < again else 0
 
     def l2_stall_cycles(self, vectors: int, rows: int) -> float:
-        """Return the stall cycles of a step whose columns come from L2: cache fills take load
-        slots, of which a step may have some to spare. T2D on Zen 4, in blocks of 64 steps over
-        8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8 of loads;
-        1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
+        """Return the stall cycles of a step whose column operands come from L2: cache fills take
+        load slots, of which a step may have some to spare. T2D on Zen 4, in blocks of 64 steps over
+        8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8 of loads; 1.14
+        with 4 rows of 2 vectors of 256 bits, 3 of 4.
         """
         _, second, _ = cache_levels(self.target)
         brought = itemsize("float32") * vectors * self.lanes / second.bandwidth

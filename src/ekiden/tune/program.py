@@ -1,4 +1,4 @@
-"""The serialized program of a task: a fused function, or a loop program."""
+"""Serialized source program of a task: a fused function, or a loop program."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best(Trial):
-    """Record of a candidate that beat the default in each of several processes, with matching
+    """Record of a candidate that beat the default in each of several processes with matching
     results. `confirmed` has the ratio of each process; `ratio` is their worst.
     """
 

@@ -1,4 +1,4 @@
-"""Measurement on a remote machine: what workers do that measure in a session with it.
+"""Measurement of candidates on a remote machine: what workers do that measure in a session with it.
 
 A candidate is an artifact whose `main` calls its kernel, so that any server can run it:
 `ekiden-rpc`, or a page at a proxy.

@@ -1,4 +1,5 @@
-"""Sketch rules: each looks at one block and gives the schedules that it may have.
+"""Sketch rules, each of which returns the possible schedules of one block: each looks at one block
+and gives the schedules that it may have.
 
     inline     an injective block in its readers, or vectors over it where it is
     skip       a sum without the terms that a remainder makes zero, then as any other
@@ -68,7 +69,7 @@ RFACTOR_VECTORS = (2, 4, 8)
 
 
 def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Inline an injective block into its readers; or keep it, vectorized."""
+    """Inline an injective block into its consumers, or keep and vectorize it."""
     if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
     return [
@@ -82,8 +83,8 @@ def _inline_block(schedule: tir.Schedule, name: str) -> None:
 
 
 def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Vectorize any other injective block over its last axis and parallelize its first; or leave it
-    for the tile of the reduction it reads.
+    """Vectorize an injective block over its last axis and parallelize its first, or leave it for
+    the tile of the reduction that it reads.
     """
     if is_reduction(schedule, name):
         return None
@@ -124,8 +125,8 @@ def _vectorize_row_axis(schedule: tir.Schedule, loops: list[LoopRV], lanes: int)
 
 
 def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Tile a reduction so that its sums stay in registers as rows of vectors; one variant for each
-    loop that can provide the rows, with columns, rows or terms outermost.
+    """Tile a reduction in registers as rows of vectors; one variant per loop that can provide the
+    rows, with columns, rows or terms outermost.
     """
     kinds = iter_kinds(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
@@ -155,7 +156,7 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Skip terms of a reduction that are provably zero, and tile it if possible."""
+    """Skip terms of a reduction that are provably zero, and tile the rest if possible."""
     copy = schedule.copy()
     if not is_reduction(schedule, name) or not skip_zero_terms(copy, name, target):
         return None
@@ -488,7 +489,7 @@ SHARED_TILE_DEPTHS = (2, 4, 8, 16, 32)
 
 
 def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Bind every block to device threads: injective blocks are inlined or get a thread per element;
+    """Bind every block to GPU threads: injective blocks are inlined or get a thread per element;
     reductions get a thread per element or tiles, with or without shared memory.
     """
     if not target.kind.has_threads:

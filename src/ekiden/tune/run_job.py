@@ -1,5 +1,5 @@
-"""The job of a worker process that runs candidates: checks what each computes against the first,
-then times all in turns.
+"""Run job of a worker process, which checks the results of candidates and times them in interleaved
+rounds: checks what each computes against the first, then times all in turns.
 
 Arrays have guards around them, inputs must stay as they were. Turns go through all candidates, the
 default first, so that what disturbs the machine disturbs all; one that cannot win any more is left

@@ -1,4 +1,5 @@
-"""Schedule templates of `te` with knobs: AutoTVM's face, over the same spaces as everything else.
+"""AutoTVM-style schedule templates with knobs, on the search spaces of `ekiden.tune`: AutoTVM's
+face, over the same spaces as everything else.
 
     @tune.template("product")
     def product(n, m, k):
@@ -133,7 +134,7 @@ class AnnotateEntity:
 
 @dataclass(frozen=True, slots=True)
 class OtherOptionEntity:
-    """KnobValue of a knob. val: the original object."""
+    """Value of a user-defined knob. val: the original object."""
 
     val: object
 
@@ -334,7 +335,7 @@ def get_config() -> Config:
 
 @contextmanager
 def with_config(config: Config) -> Iterator[Config]:
-    """Make the knobs those of `get_config`."""
+    """Set the configuration that `get_config` returns inside the context."""
     token = CURRENT_CONFIG.set(config)
     try:
         yield config

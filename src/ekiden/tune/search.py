@@ -171,7 +171,7 @@ def _ratios_to_median(space: Space, measured: RatioByCandidate) -> list[tuple[Fe
 
 
 def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, float], ...]:
-    """Return cost-model data from earlier records of some tasks, for `Evolution(known=)`."""
+    """Return cost-model training data from earlier records of tasks, for `Evolution(known=)`."""
     rows: list[tuple[Features, float]] = []
     for task in tasks:
         trials = records.query(task.workload, str(task.target), kind="trial")

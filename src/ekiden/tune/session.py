@@ -40,7 +40,7 @@ MAX_TASK_FAILURES = 24
 
 @dataclass(slots=True)
 class TaskState:
-    """State of a task: everything measured about it."""
+    """Tuning state of a task: everything measured about it."""
 
     task: Task
     history: dict[Candidate, float] = field(default_factory=dict)

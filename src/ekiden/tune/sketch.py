@@ -1,4 +1,5 @@
-"""Sketches: ways to schedule any block, derived by rules, each with numbers left to be sampled.
+"""Sketches, schedules of a program derived by rules with sampled numbers left open: ways to
+schedule any block, derived by rules, each with numbers left to be sampled.
 
 A rule looks at one block and gives the schedules that it may have; rules are applied to all blocks,
 the last first, and every combination is a sketch. What a sketch samples (tiles, vectors, unrolling)
@@ -91,7 +92,9 @@ def block_names(func: PrimFunc) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSpace:
-    """Search space of a loop program's schedules: a few traces, each with varying decisions."""
+    """Search space of a loop program's schedules, as traces: a few traces, each with varying
+    decisions.
+    """
 
     func: PrimFunc
     traces: tuple[Trace, ...]

@@ -12,7 +12,7 @@ from ekiden.tune.candidate import Candidate
 
 
 class Space(Protocol):
-    """Search space of a task."""
+    """Interface of a task's search space."""
 
     @property
     def default(self) -> Candidate:

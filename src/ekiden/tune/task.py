@@ -1,4 +1,4 @@
-"""Tuning tasks: a kernel for a target, and how much of a model's time it is."""
+"""Tuning tasks, kernels on a target with their share of a model's run time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ symbols per run.
 
 @dataclass(frozen=True)
 class Task:
-    """Tuning task: a kernel, its target, and its share of a model's time.
+    """Tuning task, a workload on a target with its search space: a kernel, its target, and its
+    share of a model's time.
 
     workload: the digest of what it computes, the same in every process. name: its operators. node:
     where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
@@ -90,8 +91,8 @@ class Task:
         return self._lower_candidate(candidate)
 
     def sent(self, candidate: Candidate) -> tuple[TaskSource, Candidate]:
-        """Return what a worker needs to compile a candidate. Raises CompileError, ScheduleError for
-        an invalid one.
+        """Return the job data that a worker needs to compile a candidate. Raises CompileError,
+        ScheduleError for an invalid one.
         """
         if self.lowering is None:
             return self.source, candidate
@@ -112,7 +113,7 @@ def record_key(workload: str, target: Target) -> str:
 
 @dataclass(frozen=True)
 class Extracted:
-    """Tasks of a model, and the kernels that are not tasks, with the reasons."""
+    """Tasks of a model, and the kernels that cannot be tuned, with the reasons."""
 
     tasks: tuple[Task, ...]
     skipped: tuple[tuple[str, str], ...]

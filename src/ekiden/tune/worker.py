@@ -1,5 +1,5 @@
-"""The worker process, which runs each job in a fork of itself: what crashes, hangs or leaks there
-is gone with it, and the next job need not import anything.
+"""Worker process of the tuner, which runs each job in a fork of itself: what crashes, hangs or
+leaks there is gone with it, and the next job need not import anything.
 
 `python -m ekiden.tune.worker MODULE` reads jobs from standard input, each for one of the module's
 functions, and writes replies to standard output. It ends when its standard input does, whatever its

@@ -1,4 +1,4 @@
-"""Clients of the worker processes: what any executor runs, here or on another machine."""
+"""Pool of worker processes on this machine: what any executor runs, here or on another machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ JOB_REPLY_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """Job of a worker: `MODULE:FUNCTION`, the message, and the process limits."""
+    """Job of a worker, a function of a module with serialized arguments: `MODULE:FUNCTION`, the
+    message, and the process limits.
+    """
 
     function: str
     head: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""The debugging graph executor, which shows every node's result and time."""
+"""Debugging graph executor, which exposes every node's result and time."""
 
 from ekiden._lazy import attach
 

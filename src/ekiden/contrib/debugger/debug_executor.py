@@ -42,7 +42,7 @@ def create(
 
 
 class GraphModuleDebug(GraphModule):
-    """A graph executor whose nodes can be inspected one by one.
+    """Graph executor whose nodes can be inspected one by one.
 
     `module` is what `lib["debug_create"]("default", device)` returns. The outputs of all nodes are
     kept in separate memory. Files go to `dump_root`, a new temporary folder by default, which
@@ -97,7 +97,9 @@ class GraphModuleDebug(GraphModule):
         cooldown_interval_ms: int = 0,
         repeats_to_cooldown: int = 1,
     ) -> BenchmarkResult:
-        """Return the run time of one node in seconds: `repeat` means over `number` calls."""
+        """Return the run time of one node in seconds, for each repeat: `repeat` means over `number`
+        calls.
+        """
         return self._time_node(
             self._node_index(index),
             number,

@@ -1,4 +1,4 @@
-"""The debugger's results of a run: a table, tensors, a trace (TVM's names for them)."""
+"""Results of a debugging run: a table, tensors, a trace (TVM's names for them)."""
 
 from __future__ import annotations
 

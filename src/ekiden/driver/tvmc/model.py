@@ -157,7 +157,9 @@ class TVMCPackage:
 
 
 class TVMCResult:
-    """Result of a run: its outputs by name, `output_0` the first, and its times."""
+    """Outputs and run times of a tvmc run: its outputs by name, `output_0` the first, and its
+    times.
+    """
 
     def __init__(
         self, outputs: Mapping[str, np.ndarray[Any, Any]] | None, times: BenchmarkResult

@@ -1,4 +1,4 @@
-"""The calling conventions of a compiled model, as test parameters."""
+"""Test parameters for the calling conventions of a compiled model."""
 
 from __future__ import annotations
 

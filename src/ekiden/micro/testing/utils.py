@@ -1,5 +1,5 @@
-"""Targets of boards, headers of data, a small model, and the workspace size stored in a model
-library.
+"""Test helpers for boards: targets, C headers of arrays, a small model, and the workspace size in a
+model library.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The configuration of `relay.quantize`: a stack of configurations, innermost last (TVM's
-`qconfig`).
+"""Configuration of `relay.quantize`: a stack of configurations, innermost last (TVM's `qconfig`).
 
 with relay.quantize.qconfig(calibrate_mode="kl_divergence", skip_conv_layers=None):
     module = relay.quantize.quantize(module, params, dataset)
@@ -29,7 +28,7 @@ PARTITION_MODES = ("disabled", "enabled", "fully_integral")
 
 
 class QAnnotateKind:
-    """The kind of a quantized value, by TVM's numbers."""
+    """Kind of a quantized value, by TVM's numbers."""
 
     IDENTITY, INPUT, WEIGHT, ACTIVATION = range(4)
 
@@ -46,7 +45,7 @@ def kind2str(kind: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QConfig:
-    """The fields of a configuration, created by `qconfig`, which rejects other names.
+    """Configuration fields, created by `qconfig`, which rejects other names.
 
     Raises InputError for values that a field cannot have here: integers have 8 bits, of which
     `nbit_input` and `nbit_weight` may use fewer, and sums 32.
@@ -104,7 +103,7 @@ class QConfig:
         return str(getattr(self, f"dtype_{kind2str(kind)}"))
 
     def __enter__(self) -> QConfig:
-        """Make it the configuration inside the `with` block."""
+        """Push this configuration, which is current inside the `with` block."""
         _CONFIG_STACK.set((*_CONFIG_STACK.get(), self))
         return self
 
