@@ -126,8 +126,8 @@ def split_workload(in_file: PathName, clean: bool = True) -> None:
         key = measure_str_key(inp, include_config=False)
         groups.setdefault(key, []).append(encode(inp, result))
     for number, lines in enumerate(groups.values()):
-        kept = dict.fromkeys(lines) if clean else lines
-        write_text(f"{os.fspath(in_file)}.{number}", "".join(f"{line}\n" for line in kept))
+        written_lines = dict.fromkeys(lines) if clean else lines
+        write_text(f"{os.fspath(in_file)}.{number}", "".join(f"{line}\n" for line in written_lines))
 
 
 def pick_best(in_file: PathName, out_file: PathName) -> None:

@@ -1,4 +1,4 @@
-"""Prediction of a model's memory at run time, by part, and of the largest size of a dimension that fits.
+"""Prediction of the run-time memory of a model by part, and of the largest dimension that fits.
 
 A model is compiled without its kernels (tier "quick"), since types, packed weights and the memory
 plan do not depend on their code. What a run needs grows with a dimension nearly linearly, so the

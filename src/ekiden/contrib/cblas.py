@@ -67,14 +67,14 @@ def _extern(
     options: Mapping[str, object],
 ) -> TeTensor:
     """Return an extern operation that calls a function on both factors and the result."""
-    found = te.extern(
+    product = te.extern(
         shape,
         [lhs, rhs],
         lambda ins, outs: call_packed(name, ins[0], ins[1], outs[0], transa, transb),
         **{"name": "C", **options},  # type: ignore[arg-type]  # as the caller gives them
     )
-    assert isinstance(found, TeTensor)
-    return found
+    assert isinstance(product, TeTensor)
+    return product
 
 
 def _multiply(lhs: Tensor, rhs: Tensor, out: Tensor, transa: int = 0, transb: int = 0) -> None:

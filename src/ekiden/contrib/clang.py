@@ -23,10 +23,10 @@ def find_clang(required: bool = True) -> list[str]:
         ExportError: There is none and `required` is true.
     """
     names = ["clang", *(f"clang-{version}" for version in range(25, 9, -1))]
-    found = [path for name in names if (path := shutil.which(name)) is not None]
-    if required and not found:
+    commands = [path for name in names if (path := shutil.which(name)) is not None]
+    if required and not commands:
         raise ExportError("clang: it is missing: apt install clang")
-    return found
+    return commands
 
 
 def create_llvm(
@@ -55,14 +55,14 @@ def create_llvm(
         if not source.exists():
             source = Path(folder) / "input.cc"
             source.write_text(sources[0])
-        made = Path(folder) / "output.ll"
+        ir_path = Path(folder) / "output.ll"
         command = [compiler, "-O3", "-emit-llvm", "-S", *(options or ()), str(source)]
         done = subprocess.run(
-            [*command, "-o", str(made)], capture_output=True, text=True, check=False
+            [*command, "-o", str(ir_path)], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
             raise ExportError(f"create_llvm: {done.stderr.strip()[:2000]}")
-        text = made.read_text()
+        text = ir_path.read_text()
     if output is not None:
         Path(output).write_text(text)
     return text

@@ -25,18 +25,18 @@ def get_target_compute_version(target: TargetLike | None = None) -> str:
     -arch is not set.
     """
     chosen = Target(target) if target is not None else target_or_current()
-    found = re.fullmatch(r"sm_(\d+)(\d)a?", str(chosen.attrs.get("arch") or ""))
-    if found is None:
+    match = re.fullmatch(r"sm_(\d+)(\d)a?", str(chosen.attrs.get("arch") or ""))
+    if match is None:
         raise InputError(f"compute version of '{chosen}': -arch=sm_... expected")
-    return f"{found[1]}.{found[2]}"
+    return f"{match[1]}.{match[2]}"
 
 
 def parse_compute_version(compute_version: str) -> tuple[int, int]:
     """Parse a compute capability to (major, minor). Raises InputError."""
-    found = re.fullmatch(r"(\d+)\.(\d+)", compute_version)
-    if found is None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", compute_version)
+    if match is None:
         raise InputError(f"compute version: like '8.0' expected, got {compute_version!r}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def have_fp16(compute_version: str) -> bool:

@@ -79,7 +79,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class PackageProblem:
-    """A problem with a package and the pip command that solves it."""
+    """Problem with a Python package, and the pip command that solves it."""
 
     description: str
     pip_command: str

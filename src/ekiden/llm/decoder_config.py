@@ -227,8 +227,8 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         if any(layers_with_rope)
         else (),
         rope_of=tuple(
-            int(row.local_rope and bool(window)) if turns else None
-            for window, turns in zip(windows, layers_with_rope, strict=True)
+            int(row.local_rope and bool(window)) if has_rope else None
+            for window, has_rope in zip(windows, layers_with_rope, strict=True)
         ),
         end_tokens=_end_tokens(config),
         latent=latent,

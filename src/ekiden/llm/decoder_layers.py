@@ -132,8 +132,8 @@ class DecoderLayers(TensorReader):
         config = self._config
         per_group = config.heads // config.groups
         order = np.arange(rows).reshape(config.groups, per_group + 2, -1)
-        parts = order[:, :per_group], order[:, per_group], order[:, per_group + 1]
-        return np.concatenate([part.reshape(-1) for part in parts])
+        row_blocks = order[:, :per_group], order[:, per_group], order[:, per_group + 1]
+        return np.concatenate([block.reshape(-1) for block in row_blocks])
 
     def embedding_table(self, name: str) -> Weight:
         """Return the embedding table."""

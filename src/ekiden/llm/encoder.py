@@ -221,14 +221,14 @@ class _EncoderBuilder:
         """
         config = self.config
         prefix, hidden, heads = f"{config.prefix}encoder.layer.{n}.", config.hidden, config.heads
-        names = [f"{prefix}attention.self.{part}" for part in ("query", "key", "value")]
+        names = [f"{prefix}attention.self.{index}" for index in ("query", "key", "value")]
         projected = op.concatenate(
             [self._linear(x, name, hidden, hidden) for name in names], axis=2
         )
         split = op.reshape(projected, (0, 0, 3 * heads, hidden // heads))
         stacked = self.let(f"projected_{n}", split)
         query, key, value = (
-            slice_axis(stacked, part * heads, (part + 1) * heads, 2) for part in range(3)
+            slice_axis(stacked, index * heads, (index + 1) * heads, 2) for index in range(3)
         )
         attended = op.nn.attention(query, key, value, mask, layouts=ATTENTION_LAYOUTS)
         flat = op.reshape(attended, (0, 0, hidden))

@@ -59,17 +59,17 @@ def mixture_of_experts(
     mixed = bind("mixed", op.multiply(x, const(np.float32(0))))
     for e in range(experts.count):
         is_needed = op.reshape(op.strided_slice(is_hit, [e], [e + 1], axes=[0]), ())
-        here = op.equal(chosen, const(np.int32(e)))
-        places = op.strided_slice(op.argwhere(here), [0], [1], axes=[1])
-        rows = op.reshape(places, (-1,))
+        is_chosen = op.equal(chosen, const(np.int32(e)))
+        token_indices = op.strided_slice(op.argwhere(is_chosen), [0], [1], axes=[1])
+        rows = op.reshape(token_indices, (-1,))
         # A token chooses an expert once, so this is its share.
-        share = op.sum(op.where(here, shares, const(np.float32(0))), axis=[1], keepdims=True)
-        made = _gated_mlp(
+        share = op.sum(op.where(is_chosen, shares, const(np.float32(0))), axis=[1], keepdims=True)
+        expert_output = _gated_mlp(
             op.take(x, rows, axis=0), prefix + names.expert.format(e), names, experts.inner, config,
             layers,
         )  # fmt: skip
         added = op.scatter_nd(
-            mixed, op.reshape(places, (1, -1)), op.multiply(made, op.take(share, rows, axis=0)),
+            mixed, op.reshape(token_indices, (1, -1)), op.multiply(expert_output, op.take(share, rows, axis=0)),
             mode="add",
         )  # fmt: skip
         mixed = bind("mixed", If(is_needed, added, mixed))

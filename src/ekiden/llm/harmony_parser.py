@@ -93,8 +93,8 @@ class HarmonyParser(AnswerParser):
         """Emit a message body up to its end, tool calls once they are complete; return whether it
         has ended.
         """
-        found = [(at, mark) for mark in BODY_ENDS if (at := self._held.find(mark)) >= 0]
-        at, mark = min(found, default=(-1, ""))
+        end_match = [(at, mark) for mark in BODY_ENDS if (at := self._held.find(mark)) >= 0]
+        at, mark = min(end_match, default=(-1, ""))
         if at < 0 and self._function and not is_last:
             return False
         keep = 0

@@ -42,14 +42,14 @@ def number_range_pattern(
     options = []
     if low is None or low < 0:
         is_negative = high is not None and high <= 0
-        least = -high if is_negative and high is not None else 0
-        most = None if low is None else -low
-        if below := _decimal_range(least, most, below_high or not is_negative, above_low):
+        minimum = -high if is_negative and high is not None else 0
+        maximum = None if low is None else -low
+        if below := _decimal_range(minimum, maximum, below_high or not is_negative, above_low):
             options.append(f"-{below}")
     if high is None or high >= 0:
         is_positive = low is not None and low >= 0
-        least = low if is_positive and low is not None else 0
-        if above := _decimal_range(least, high, above_low and is_positive, below_high):
+        minimum = low if is_positive and low is not None else 0
+        if above := _decimal_range(minimum, high, above_low and is_positive, below_high):
             options.append(above)
     return _alternatives(options)
 

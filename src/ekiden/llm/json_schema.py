@@ -165,8 +165,8 @@ class _SchemaCompiler:
         """Return the expression of the values of a type, or of several."""
         kinds = keywords["type"]
         if isinstance(kinds, list) and kinds:
-            known = {key for kind in kinds for key in _TYPE_KEYWORDS.get(str(kind), ())}
-            self._check_keywords(keywords, {"type", *known}, path)
+            type_keywords = {key for kind in kinds for key in _TYPE_KEYWORDS.get(str(kind), ())}
+            self._check_keywords(keywords, {"type", *type_keywords}, path)
             return f"({'|'.join(self._of_kind(kind, keywords, path) for kind in kinds)})"
         self._check_keywords(keywords, {"type", *_TYPE_KEYWORDS.get(str(kinds), ())}, path)
         return self._of_kind(kinds, keywords, path)
@@ -247,11 +247,11 @@ class _SchemaCompiler:
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
         if not isinstance(properties, Mapping) or not _is_list_of_texts(required):
             raise self._error(path, "'properties' and a list of names 'required' expected")
-        others = keywords.get("additionalProperties", "properties" not in keywords)
-        if not properties and not required and others is not False:
-            return self._any_object(others, path)
+        additional = keywords.get("additionalProperties", "properties" not in keywords)
+        if not properties and not required and additional is not False:
+            return self._any_object(additional, path)
         # Where others are allowed, an object without any is one of the schema too.
-        if not isinstance(others, bool):
+        if not isinstance(additional, bool):
             raise self._error(path, "'additionalProperties' are not supported beside 'properties'")
         if unknown := [name for name in required if name not in properties]:
             raise self._error(path, f"'required': '{unknown[0][:64]}' is no property")

@@ -54,7 +54,7 @@ def _escaped(tree: SyntaxTree) -> str:
 def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
     """Return the expression of one JSON-escaped character of a set."""
     options = []
-    plain = [part for low, high in ranges for part in _unescaped_ranges(low, high)]
+    plain = [plain_range for low, high in ranges for plain_range in _unescaped_ranges(low, high)]
     if plain:
         options.append("[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in plain) + "]")
     for code in _ESCAPED:
@@ -68,8 +68,8 @@ def _escaped_set(ranges: tuple[tuple[int, int], ...]) -> str:
 
 def _unescaped_ranges(low: int, high: int) -> list[tuple[int, int]]:
     """Return the parts of a code point range that need no escape in a JSON string."""
-    parts = []
+    plain_ranges = []
     for first, last in ((32, 33), (35, 91), (93, 0x10FFFF)):
         if max(low, first) <= min(high, last):
-            parts.append((max(low, first), min(high, last)))
-    return parts
+            plain_ranges.append((max(low, first), min(high, last)))
+    return plain_ranges

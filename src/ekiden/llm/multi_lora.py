@@ -123,6 +123,6 @@ class AdapterProducts:
         plain = self.bind("plain", result)
         low = op.nn.dense(data, const(factors.down))
         is_owner = op.equal(self._column, const(factors.owners))
-        kept = op.where(is_owner, low, const(np.float32(0)))
-        added = op.add(plain, op.nn.dense(kept, const(factors.up)))
+        masked = op.where(is_owner, low, const(np.float32(0)))
+        added = op.add(plain, op.nn.dense(masked, const(factors.up)))
         return self.bind("adapted", If(self._is_used, added, plain))

@@ -330,9 +330,9 @@ class QuantizedCheckpoint(Mapping[str, Weight]):
             for mark in self._method.marks
             if tensor.endswith(f".{mark}")
         }
-        parts = {base + end for base in self._bases for end in self._method.ends}
+        component_names = {base + end for base in self._bases for end in self._method.ends}
         weights = [f"{base}weight" for base in sorted(self._bases)]
-        self._names = [*(n for n in stored if n not in parts), *weights]
+        self._names = [*(n for n in stored if n not in component_names), *weights]
 
     @property
     def config(self) -> Mapping[str, object]:

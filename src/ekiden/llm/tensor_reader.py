@@ -79,9 +79,9 @@ def _stored_prefix(stored: frozenset[str], prefix: str, probe: str) -> str:
     """Return the name prefix that a checkpoint uses in place of `prefix`: none in those of a model
     without its head, another one in those of a multimodal model.
     """
-    rest = probe.removeprefix(prefix)
+    suffix = probe.removeprefix(prefix)
     candidates = (prefix, "", "model.language_model.", f"language_model.{prefix}")
-    return next((candidate for candidate in candidates if candidate + rest in stored), prefix)
+    return next((candidate for candidate in candidates if candidate + suffix in stored), prefix)
 
 
 def dequantize(weight: Weight) -> NDArray[np.float32]:

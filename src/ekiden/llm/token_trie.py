@@ -47,11 +47,11 @@ class TokenTrie:
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
         """Create the trie; None and the empty text stand for tokens that are never generated."""
         self.tokens = tokens
-        kept = [n for n, token in enumerate(tokens) if token and len(token) <= MAX_TOKEN_BYTES]
+        ids = [n for n, token in enumerate(tokens) if token and len(token) <= MAX_TOKEN_BYTES]
         # Sorted, tokens with a common beginning stand together.
-        kept.sort(key=lambda n: tokens[n] or b"")
-        numbers = np.array(kept, np.int32)
-        texts = [tokens[n] or b"" for n in kept]
+        ids.sort(key=lambda n: tokens[n] or b"")
+        numbers = np.array(ids, np.int32)
+        texts = [tokens[n] or b"" for n in ids]
         lengths = np.array([len(text) for text in texts], np.int32)
         width = int(lengths.max(initial=0))
         letters = np.zeros((len(texts), width), np.uint8)

@@ -98,10 +98,10 @@ def _parse_objects(body: str) -> list[ToolCall] | None:
             value, at = decoder.raw_decode(body, at)
         except (ValueError, RecursionError):
             return None
-        found = read_calls(value)
-        if found is None:
+        value_calls = read_calls(value)
+        if value_calls is None:
             return None
-        calls += found
+        calls += value_calls
 
 
 _NAMED_CALL = re.compile(

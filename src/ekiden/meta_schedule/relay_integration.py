@@ -46,14 +46,14 @@ def tune_relay(
     Raises:
         InputError: No kernel has anything to choose.
     """
-    kept = database if database is not None else Database(work_dir)
+    tuned_database = database if database is not None else Database(work_dir)
     module = mod if isinstance(mod, IRModule) else IRModule.from_expr(mod)
     bound = bind_params_in_module(module, params) if params else module
     measurer = Measurer() if isinstance(runner, str) else runner
     tasks = extract_tasks(bound, Target(target)).tasks
-    session = Session(tasks, kept.records, measurer, seed=seed)
+    session = Session(tasks, tuned_database.records, measurer, seed=seed)
     session.run(session.trials + max_trials_global)
-    return kept
+    return tuned_database
 
 
 def compile_relay(

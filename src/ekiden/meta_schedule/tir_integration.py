@@ -54,11 +54,11 @@ def tune_tir(
         InputError: There is not one loop program.
         CompileError: No rule has a schedule for it.
     """
-    kept = database if database is not None else Database(work_dir)
+    tuned_database = database if database is not None else Database(work_dir)
     measurer = Measurer() if isinstance(runner, str) else runner
-    session = Session([_task(mod, target, task_name)], kept.records, measurer, seed=seed)
+    session = Session([_task(mod, target, task_name)], tuned_database.records, measurer, seed=seed)
     session.run(session.trials + max_trials_global)
-    return kept
+    return tuned_database
 
 
 def compile_tir(

@@ -74,7 +74,7 @@ class Sizes:
 
 class ProjectStream:
     """Byte stream to a project's running program, with the descriptions of the model's inputs and
-    outputs. {"inputs": [{"name", "shape", "dtype", "size"}, ...], "outputs": [...]}.
+    outputs: {"inputs": [{"name", "shape", "dtype", "size"}, ...], "outputs": [...]}.
     """
 
     def __init__(self, stream: Stream, tensors: Mapping[str, list[dict[str, Any]]]) -> None:

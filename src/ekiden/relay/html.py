@@ -1,4 +1,4 @@
-"""HTML rendering of Relay programs, for notebooks.
+"""Rendering of Relay programs as HTML, for notebooks.
 
 Types stand behind each expression in grey; a name is highlighted wherever it stands while the mouse
 is over it; meta data is left out. Functions and type definitions fold, and a picture of the main

@@ -1,4 +1,4 @@
-"""Interpreter values: arrays, tuples, ADT values, references, and closures with frames."""
+"""Values of the interpreter: arrays, tuples, ADT values, references, and closures with frames."""
 
 from __future__ import annotations
 

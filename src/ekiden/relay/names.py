@@ -1,4 +1,4 @@
-"""Exports of `ekiden.relay`, loaded on first use."""
+"""Lazy exports of `ekiden.relay`, imported on first use."""
 
 from ekiden._lazy import attach, exported_names
 from ekiden.ir.expr import GlobalVar

@@ -1,4 +1,4 @@
-"""`relay.quantize`: TVM's interface of post-training quantisation.
+"""Implementation of `relay.quantize`: TVM's interface of post-training quantisation.
 
 with relay.quantize.qconfig(calibrate_mode="kl_divergence"):
     module = relay.quantize.quantize(module, params, dataset)

@@ -1,4 +1,4 @@
-"""asyncio server that exchanges messages with its peers, the base of trackers and proxies."""
+"""Message hub, the asyncio server on which trackers and proxies are built."""
 
 from __future__ import annotations
 

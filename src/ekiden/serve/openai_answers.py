@@ -171,14 +171,14 @@ class ChatFormat:
         texts = {"content": "", "reasoning": ""}
         calls = []
         scores: list[ScoredToken] = []
-        for part in deltas:
-            scores += part.scores
-            if part.delta is None:
+        for choice_delta in deltas:
+            scores += choice_delta.scores
+            if choice_delta.delta is None:
                 continue
-            if part.delta.call is None:
-                texts[part.delta.kind] += part.delta.text
+            if choice_delta.delta.call is None:
+                texts[choice_delta.delta.kind] += choice_delta.delta.text
             else:
-                calls.append(_format_call(part.delta))
+                calls.append(_format_call(choice_delta.delta))
         content = texts["content"] or (None if calls else "")
         message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
         if texts["reasoning"]:

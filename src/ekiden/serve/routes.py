@@ -47,15 +47,15 @@ class RoutingTable:
         """Return the endpoint of a request, and the named segments of its path. Raises RequestError
         if the path or method is unknown.
         """
-        known = self._known.get((method, path))
-        if known is not None:
-            return known
-        found = self._search(method, path)
+        cached_match = self._known.get((method, path))
+        if cached_match is not None:
+            return cached_match
+        new_match = self._search(method, path)
         if len(self._known) >= MAX_KNOWN_PATHS:
             self._known.clear()
         if len(path) <= MAX_KNOWN_LENGTH:
-            self._known[method, path] = found
-        return found
+            self._known[method, path] = new_match
+        return new_match
 
     def _search(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]]:
         segments = path.removesuffix("/").split("/")

@@ -446,6 +446,6 @@ def _attribute_crash(
     guilty = at - len(shared) if type(at) is int else -1
     if 0 <= guilty < len(batch):
         only = batch[guilty].candidate
-        others = [b for b in batch if b.candidate != only]
-        return {only: _failed_outcome(only, head)}, [others]
+        batch_mates = [b for b in batch if b.candidate != only]
+        return {only: _failed_outcome(only, head)}, [batch_mates]
     return {}, [[b] for b in batch]

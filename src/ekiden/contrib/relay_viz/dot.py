@@ -50,9 +50,9 @@ class DotGraph(VizGraph):
     ) -> None:
         self._name, self._get_node_attr = name, get_node_attr or _default_node_attr
         self._lines = [f"  label={json.dumps(name)};"]
-        for kind, given in (("graph", graph_attr), ("node", node_attr), ("edge", edge_attr)):
-            if given:
-                self._lines.append(f"  {kind} [{_render_attributes(given)}];")
+        for kind, attributes in (("graph", graph_attr), ("node", node_attr), ("edge", edge_attr)):
+            if attributes:
+                self._lines.append(f"  {kind} [{_render_attributes(attributes)}];")
 
     def node(self, viz_node: VizNode) -> None:
         """Add a node."""

@@ -1,5 +1,5 @@
-"""Symbol table of a graph: values by name, with one entry per case behind a value of several ranks
-(see ekiden.frontend.common.rank_cases).
+"""Symbol table of a graph with rank-polymorphic values: values by name, with one entry per case
+behind a value of several ranks (see ekiden.frontend.common.rank_cases).
 
 The walk of a frontend imports a node that reads such a value by `import_in_cases`, says behind each
 node which names are still live, and at the end which are outputs.

@@ -1,4 +1,4 @@
-"""Conditionals between subgraphs: If and Switch.
+"""Conversion of conditionals (If, Switch) between subgraphs: If and Switch.
 
 A condition that is known takes its branch. Else both are imported, and the results are seen under
 what their types have in common, or, where they have nothing in common, as a sum of both types. A

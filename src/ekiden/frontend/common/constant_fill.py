@@ -1,5 +1,5 @@
-"""Tensors whose size a model file states as a number: small ones become constants, larger ones
-operators.
+"""Constant-filled tensors whose size a model file states as a number: small ones become constants,
+larger ones operators.
 """
 
 from __future__ import annotations

@@ -16,14 +16,11 @@ DimLocation = tuple[str, str, int, int]
 
 
 class RestartImport(Exception):  # noqa: N818 - a restart, not an error
-    """Signal that a node implies a fact about dimensions that earlier nodes should have known: the
-    import restarts.
-    """
+    """Exception that restarts an import with a new dimension fact: the import restarts."""
 
 
 class DimFacts:
-    """Facts about dimensions that the nodes of a model imply, carried from one import attempt to
-    the next.
+    """Dimension facts that nodes of a model imply, carried from one import attempt to the next.
 
     They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
     one of an earlier attempt has no value in the next. same: names that are one dimension. known:

@@ -1,5 +1,5 @@
-"""Exact integer expressions of floats that are whole numbers: dimensions that exporters compute in
-floating point.
+"""Exact integer evaluation of float shape arithmetic: dimensions that exporters compute in floating
+point.
 
 floor(float32(h) / 2f)  ->  h // 2
 """

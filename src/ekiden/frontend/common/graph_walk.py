@@ -29,7 +29,7 @@ MAX_CHAIN_NODES = 8
 
 
 class NodeError(ImportModelError):
-    """Error in a node; the message names it, the notes list the nodes that led to it."""
+    """Import error in a node; the message names the node, the notes its producers."""
 
 
 class ConversionError(NodeError):
@@ -45,7 +45,7 @@ PYTHON_ERRORS = (
 
 
 class GraphWalk:
-    """State of one import that all its graphs share: label, scope and collected problems.
+    """Import state shared by all graphs of a model: label, scope and collected problems.
 
     label: the model, as messages have it. shapes: how a user states other ones. problems: a line
     for each node that turned out to be unsupported, in any graph. needed: inputs of the model that

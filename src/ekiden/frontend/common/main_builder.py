@@ -1,4 +1,4 @@
-"""Builder of an imported module's function `main`: its parameters and results."""
+"""Construction of an imported module's function `main`: its parameters and results."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MAX_DECLARED_ELEMENTS = 1 << 28
 
 
 class TrackedInputs(list[Value | None]):
-    """Inputs of a node that record which of them a converter has read."""
+    """Inputs of a node that record which of them a converter reads."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
         super().__init__(values)
@@ -74,8 +74,8 @@ class TrackedInputs(list[Value | None]):
 
 
 class Node:
-    """Node of a model as its converter sees it: inputs, outputs and the import scope. Inputs that
-    are absent are None.
+    """Node of a model graph in the form that converters receive: inputs, outputs and the import
+    scope. Inputs that are absent are None.
 
     name: as messages have it. output_names: those of its output tensors, "" for an unused one.
     """

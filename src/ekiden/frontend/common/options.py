@@ -29,7 +29,7 @@ optional input that is never there has None.
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """Import options that a user states.
+    """Import options of a user, such as input shapes and example inputs.
 
     A row of the table of frontends names those it honours; others are rejected before the import.
     """

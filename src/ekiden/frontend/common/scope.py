@@ -325,7 +325,7 @@ class Scope:
         return relaxed_let
 
     def under_type(self, value: Value, kind: Type) -> Expr:
-        """Return a value as an expression under a type no more specific than its own."""
+        """Cast a value to a type no more specific than its own, and return it as an expression."""
         if isinstance(value, SequenceValue):
             assert isinstance(kind, TypeCall)
             (element,) = kind.args
@@ -412,7 +412,7 @@ class Scope:
             self.require_condition(condition)
 
     def _learn_extent(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
-        """Learn that a named dimension must be a number, and restart the import."""
+        """Record that a named dimension equals a number, and restart the import."""
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._is_stated(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
@@ -426,7 +426,7 @@ class Scope:
         return isinstance(dim, SizeVar) and dim in self._stated
 
     def _learn_bound(self, symbol: PrimExpr, bound: PrimExpr) -> None:
-        """Learn an upper bound of a named dimension, and restart the import."""
+        """Record an upper bound of a named dimension, and restart the import."""
         if not self._is_stated(symbol) or not isinstance(bound, prim.Min):
             return
         for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
@@ -435,7 +435,9 @@ class Scope:
                 raise RestartImport
 
     def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
-        """Learn the extents of resized images from the tensors that they must match."""
+        """Record the extents of resized images by the tensors that they must match, and restart the
+        import.
+        """
         required_extents: dict[str, PrimExpr] = {}
         for a, b in pairs:
             for resized, matching in ((b, a), (a, b)):

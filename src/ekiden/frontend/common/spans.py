@@ -1,4 +1,4 @@
-"""Spans: the model node that an expression comes from."""
+"""Source spans of imported expressions: the model node that an expression comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tagged unions: values whose rank or dtype is known only at run time.
+"""Sum types (tagged unions) of rank-polymorphic values: values whose rank or dtype is known only at
+run time.
 
 A value of one of several ranks has a sum type of the program, with a constructor for each rank; it
 is matched where it is used, and the nodes that follow are imported for each (see

@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Summary of a model's operators, inputs, outputs and parameters."""
+    """Import survey of a model, its operators, inputs, outputs and parameters."""
 
     label: str
     opsets: dict[str, int]

@@ -1,4 +1,4 @@
-"""Tensor of a model during import: a constant, an array of shape expressions, or a run-time
+"""Values of tensors during import: a constant, an array of shape expressions, or a run-time
 expression.
 """
 

@@ -1,4 +1,4 @@
-"""Function bodies of ONNX operators: a node is replaced by the nodes of the function that defines
+"""Inlining of ONNX function bodies: a node is replaced by the nodes of the function that defines
 it.
 """
 

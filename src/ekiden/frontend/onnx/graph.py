@@ -65,7 +65,7 @@ class ImportState(GraphWalk):
 
 @dataclass(slots=True, eq=False)
 class InlinedBody:
-    """An iterator over the remaining nodes of an inlined function."""
+    """Iterator over the remaining nodes of an inlined function."""
 
     call: str
     """The node that calls it; empty for the graph itself."""

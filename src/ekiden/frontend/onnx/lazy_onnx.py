@@ -65,7 +65,7 @@ def _defer_python_messages() -> Iterator[None]:
 
 
 class _LazyOnnx:
-    """A lazy proxy of the package onnx, which is imported for a name that its messages lack."""
+    """Lazy proxy of the package onnx, imported for names other than its protobuf messages."""
 
     def __init__(self) -> None:
         self._messages = _load_messages()

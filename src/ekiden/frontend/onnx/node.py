@@ -140,7 +140,7 @@ LIST_ATTRIBUTE_TYPES = (_PROTO.INTS, _PROTO.FLOATS, _PROTO.STRINGS)
 
 
 class LazyAttributes(Mapping[str, Attribute]):
-    """A mapping of a node's attributes that decodes each on first access."""
+    """Mapping of a node's attributes that decodes each on first access."""
 
     def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
         self._protos = {a.name: a for a in protos}
@@ -176,7 +176,7 @@ class LazyAttributes(Mapping[str, Attribute]):
 
 
 class OnnxNode(common.Node):
-    """An ONNX node with its attributes, subgraphs and visible names."""
+    """ONNX node with its attributes, subgraphs and the names visible to it."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ def _assertion_holds(condition: str, before: int, behind: int) -> bool:
 
 
 class RegexError(ValueError):
-    """A pattern that cannot be parsed or uses an unsupported construct."""
+    """Error of a pattern that cannot be parsed or uses an unsupported construct."""
 
 
 def _complement_ranges(ranges: Iterable[tuple[int, int]]) -> CodePointRanges:
@@ -111,7 +111,7 @@ def _fold_ascii_case(ranges: CodePointRanges) -> CodePointRanges:
 
 
 class PatternParser:
-    """A recursive-descent parser of patterns in RE2's syntax."""
+    """Recursive-descent parser of regular expressions in RE2's syntax."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern, self.at, self.depth = pattern, 0, 0
@@ -348,8 +348,8 @@ def utf8_byte_ranges(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
 
 @dataclass
 class Nfa:
-    """A nondeterministic finite automaton over bytes with conditional epsilon transitions
-    (Thompson's construction).
+    """Nondeterministic finite automaton over bytes with conditional epsilon transitions (Thompson's
+    construction).
     """
 
     epsilon_moves: list[list[tuple[str, int]]] = field(default_factory=list)

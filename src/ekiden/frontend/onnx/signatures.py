@@ -48,7 +48,7 @@ ATTRIBUTE_KINDS: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FormalParameter:
-    """A formal input or output of an operator. repeats: the least number of times a variadic one
+    """Formal input or output of an operator. repeats: the least number of times a variadic one
     occurs; None for others.
     """
 
@@ -59,7 +59,9 @@ class FormalParameter:
 
 @dataclass(frozen=True, slots=True)
 class FormalAttribute:
-    """A formal attribute: its letter in ATTRIBUTE_KINDS, and whether it is required."""
+    """Formal attribute of an operator: its letter in ATTRIBUTE_KINDS, and whether it is
+    required.
+    """
 
     kind: str
     is_required: bool
@@ -67,7 +69,7 @@ class FormalAttribute:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSignature:
-    """The inputs, outputs and attributes of an operator at one version."""
+    """Inputs, outputs and attributes of an operator at one opset version."""
 
     inputs: tuple[FormalParameter, ...]
     outputs: tuple[FormalParameter, ...]

@@ -29,7 +29,7 @@ _ACTIVE_WEIGHTS: ContextVar[WeightRegistry]
 
 
 class WeightRegistry:
-    """A registry of weight bytes that were cut out of messages, by number."""
+    """Registry of weight bytes cut out of protobuf messages, by number."""
 
     def __init__(self) -> None:
         lent = mapped_files.borrowable_files()

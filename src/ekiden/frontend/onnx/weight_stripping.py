@@ -51,8 +51,8 @@ class _MalformedError(Exception):
 
 
 class _WireField(NamedTuple):
-    """A field on the wire: number, wire type, start, offset of its length, content span, and a
-    varint's value.
+    """Field of a protobuf message on the wire: number, wire type, start, offset of its length,
+    content span, and a varint's value.
     """
 
     number: int
@@ -66,7 +66,7 @@ class _WireField(NamedTuple):
 
 @dataclass(slots=True)
 class _WireMessage:
-    """A message that contains large submessages."""
+    """Protobuf message on the wire that contains large submessages."""
 
     kind: int
     parent_index: int

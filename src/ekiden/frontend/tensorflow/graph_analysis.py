@@ -54,7 +54,7 @@ def data_inputs(node: Proto) -> list[str]:
 
 
 class GraphAnalysis:
-    """Analysis of one graph."""
+    """Control-flow analysis of one GraphDef graph."""
 
     def __init__(self, graph: TensorflowGraph) -> None:
         self.graph = graph

@@ -1,4 +1,6 @@
-"""Entry point of the Relay-text frontend (see ekiden.frontend.registry.FrontendEntry)."""
+"""Entry point of the frontend for Relay's text format (see
+ekiden.frontend.registry.FrontendEntry).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Effects in PyTorch graphs: error checks of decompositions, and the tokens that order them."""
+"""Effectful calls in PyTorch graphs: error checks of decompositions, and the tokens that order
+them.
+"""
 
 from __future__ import annotations
 

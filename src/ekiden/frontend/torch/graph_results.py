@@ -1,4 +1,5 @@
-"""Results of a torch.compile graph: their aliasing and strides.
+"""Mapping of a torch.compile graph's results to module outputs, views and arguments: their aliasing
+and strides.
 
 A result is in eager PyTorch an argument, a tensor made anew, or a view of either. A module gives
 what is made anew, each tensor in memory of its own; views are taken of these and of the arguments

@@ -14,7 +14,7 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     first.
     """
     chains = _let_chains(root)
-    places = {let: (chain, at) for chain in chains for at, let in enumerate(chain)}
+    chain_position = {let: (chain, at) for chain in chains for at, let in enumerate(chain)}
     home = {let.var: chain[0] for chain in chains for let in chain}
     # Evaluation backwards, in one walk: the use of a variable that is met first is the last one.
     # The position in a chain is the index of the binding whose value is walked, its length for
@@ -33,7 +33,7 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
         elif expr not in visited:
             visited.add(expr)
             if isinstance(expr, Let):
-                chain, at = places[expr]
+                chain, at = chain_position[expr]
                 stack += [expr.value, (chain[0], at), expr.body]
                 if at == len(chain) - 1:
                     stack.append((chain[0], len(chain)))

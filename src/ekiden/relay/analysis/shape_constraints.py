@@ -1,4 +1,4 @@
-"""Conditions that a program assumes of its symbolic dimensions."""
+"""Constraints that a program imposes on its symbolic dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Type variables and dtypes of a program. Those of values are in `ekiden.relay.visitor`.
+"""Analysis of the type variables and dtypes of a program. Those of values are in
+`ekiden.relay.visitor`.
 
 TVM's functions take a module too, which nothing here needs.
 """

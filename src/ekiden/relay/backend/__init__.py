@@ -4,7 +4,7 @@ the compiler are loaded when first used.
 
 from ekiden._lazy import attach
 from ekiden.relay.backend import interpreter, name_transforms, utils
-from ekiden.relay.backend.choices import Executor, Runtime
+from ekiden.relay.backend.executor_options import Executor, Runtime
 
 __all__ = [
     "Executor",

@@ -15,8 +15,8 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
-from ekiden.relay.backend.choices import combination_error
 from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
+from ekiden.relay.backend.executor_options import combination_error
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import Executable as Compiled

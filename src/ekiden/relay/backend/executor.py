@@ -1,5 +1,5 @@
 """`Executor`, under TVM's module name."""
 
-from ekiden.relay.backend.choices import Executor
+from ekiden.relay.backend.executor_options import Executor
 
 __all__ = ["Executor"]

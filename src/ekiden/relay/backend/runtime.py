@@ -1,5 +1,5 @@
 """`Runtime`, under TVM's module name."""
 
-from ekiden.relay.backend.choices import Runtime
+from ekiden.relay.backend.executor_options import Runtime
 
 __all__ = ["Runtime"]

@@ -115,6 +115,7 @@ def _declare_fill(name: str, value: int) -> Callable[..., Call]:
     )
 
     def build_call(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
+        """Return a call of the operator, a dynamic one if `shape` is a tensor."""
         if (known_shape := constant_value(shape)) is None:
             assert isinstance(shape, Expr)
             return call_dynamic(name, shape, attrs=DynamicAttrs(dtype))
@@ -141,6 +142,7 @@ def _declare_fill_like(name: str, value: int) -> Callable[[Expr], Call]:
     )
 
     def build_call(data: Expr) -> Call:
+        """Return a call of the operator."""
         return call_op(name, data)
 
     build_call.__name__ = build_call.__qualname__ = name

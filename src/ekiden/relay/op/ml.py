@@ -65,7 +65,9 @@ def tree_leaves(
 
 
 def couple(pairs: Expr) -> Call:
-    """Return class probabilities from pairwise ones; see ekiden.topi.ml.couple."""
+    """Return class probabilities from pairwise ones by pairwise coupling; see
+    ekiden.topi.ml.couple.
+    """
     return call_op("ml.couple", pairs)
 
 

@@ -276,5 +276,5 @@ def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
 
 
 def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return `data` as the leading slice of a larger tensor of `shape`."""
+    """Return a tensor of `shape` whose leading slice is `data`."""
     return Call(get("vm.part"), (data,), PrefixAttrs(shape))

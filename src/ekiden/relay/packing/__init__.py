@@ -29,8 +29,8 @@ Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
 FLOAT32_SIGNATURE = ("float32", "float32", "float32")
 
 
-def _then_pack_dense(pack: Callable[[Call, Target], Call]) -> Pack:
-    """Return a rule whose resulting dense layer is packed by its own rule."""
+def _compose_with_dense_packing(pack: Callable[[Call, Target], Call]) -> Pack:
+    """Compose a rule with the packing rule of the dense layer that it returns."""
 
     def pack_call(call: Call, target: Target) -> RelayExpr:
         """Apply the rule, then the rule of its result, unless the call is unchanged."""
@@ -94,9 +94,9 @@ PACKING_RULES: Mapping[tuple[str, str, str, str], PackingRule] = {
     ("nn.conv3d_transpose", *FLOAT32_SIGNATURE):
         PackingRule(_pack_conv_transpose, packs_computed_weights=True),
     ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"):
-        PackingRule(_then_pack_dense(_pack_int4_dense)),
+        PackingRule(_compose_with_dense_packing(_pack_int4_dense)),
     ("nn.dense_blocks", "float32", "uint8", "float32"):
-        PackingRule(_then_pack_dense(_pack_block_quantized)),
+        PackingRule(_compose_with_dense_packing(_pack_block_quantized)),
 }
 # fmt: on
 """Packing rules by operator and dtypes of data, weight and result."""

@@ -126,8 +126,8 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
     steps = -(-depth // word) * math.prod(kernel)
     product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
     # Of images of unknown size enough pixels are assumed that larger weights pay.
-    known = product if product.rows else replace(product, rows=ASSUMED_PIXELS)
-    if kind == "conv2d_u8s8" and are_int16_weights_faster(known, target):
+    assumed_product = product if product.rows else replace(product, rows=ASSUMED_PIXELS)
+    if kind == "conv2d_u8s8" and are_int16_weights_faster(assumed_product, target):
         kind, word = "conv2d_u8s16", DOT_WORD_BY_DTYPE["int16"]
         product, weight = widen_weight(product, weight)
     tile = panel_width(PACKED_CONV_FAMILY, product, target, call)
@@ -143,7 +143,7 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
 
 
 def merged_groups(shape: Sequence[int], groups: int, lanes: int) -> int:
-    """Return how many neighbouring groups of a convolution of bytes to compute as one.
+    """Return the number of adjacent groups of an int8 grouped convolution to merge into one.
 
     As many as have no more output channels together than a vector has lanes, and whole words of
     input channels: each word is multiplied by all lanes anyway, so that zeros in the lanes of the
@@ -165,8 +165,8 @@ def merged_groups(shape: Sequence[int], groups: int, lanes: int) -> int:
 
 
 def _merge_groups(call: Call, attrs: Conv2DAttrs, weight: Constant, merged: int) -> Call:
-    """Rewrite a grouped convolution with every `merged` groups as one, whose weight is zero between
-    them.
+    """Rewrite a grouped convolution with every `merged` groups merged into one, whose weight is
+    block diagonal.
     """
     channels, depth, *kernel = weight.data.shape
     groups = attrs.groups // merged

@@ -81,8 +81,8 @@ def pack_int8_dense(call: Call, target: Target) -> RelayExpr:
 
 
 def widen_weight(product: MatmulSizes, weight: Constant) -> tuple[MatmulSizes, Constant]:
-    """Return the sizes and the weight of a product of bytes with its weight as int16, in steps of
-    two.
+    """Return an int8 product's sizes and weight with the weight widened to int16, interleaved in
+    pairs along k.
     """
     assert product.depth is not None
     steps = 2 * product.depth

@@ -242,6 +242,7 @@ def _declare_binary(
         lhs_axis: int = -1,
         rhs_axis: int = -1,
     ) -> Call:
+        """Return a call of the operator."""
         scales = lhs_scale, lhs_zero_point, rhs_scale, rhs_zero_point
         attrs = QnnBroadcastAttrs(lhs_axis, rhs_axis)
         return call_qnn_op(full, lhs, rhs, *scales, output_scale, output_zero_point, attrs=attrs)
@@ -326,6 +327,7 @@ def _declare_unary(
     def build_call(
         x: Expr, scale: Expr, zero_point: Expr, output_scale: Expr, output_zero_point: Expr
     ) -> Call:
+        """Return a call of the operator."""
         return call_qnn_op(full, x, scale, zero_point, output_scale, output_zero_point)
 
     build_call.__name__ = build_call.__qualname__ = name

@@ -1,4 +1,4 @@
-"""Exports of `ekiden.relay.qnn`, loaded on first use."""
+"""Lazy exports of `ekiden.relay.qnn`, imported on first use."""
 
 from ekiden.relay.qnn import affine_rules, op, transform
 from ekiden.relay.qnn.config import requantize_config

@@ -1,4 +1,4 @@
-"""Exports of `ekiden.relay.transform`, loaded on first use."""
+"""Lazy exports of `ekiden.relay.transform`, imported on first use."""
 
 from ekiden.ir.transform import (
     FunctionPass,

@@ -295,7 +295,7 @@ def _shared_rows(name: str, row: Elementwise) -> list[StablehloRow]:
 
 # fmt: off
 ROWS: tuple[StablehloRow, ...] = (
-    *(each for name, _, row in elementwise_rows("stablehlo") for each in _shared_rows(name, row)),
+    *(entry for name, _, row in elementwise_rows("stablehlo") for entry in _shared_rows(name, row)),
     StablehloRow("stablehlo.cbrt", _unary_converter(shared.emit_cbrt),
         make_complex_rule=custom_complex_rule(complex_cbrt)),
     StablehloRow("stablehlo.sign",                   _unary_converter(shared.emit_sign),

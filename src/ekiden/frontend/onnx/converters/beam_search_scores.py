@@ -25,7 +25,7 @@ SUPPRESSED_SCORE = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """The parameters of a search.
+    """Parameters of a beam, greedy or sampling search.
 
     batch, num_beams, prompt_length, max_length: the number of prompts, beams of each, tokens of the
     prompt, and the most tokens of a sequence. vocabulary: the number of tokens. min_length,
@@ -178,7 +178,7 @@ def _suppress_repeated_ngrams(
 
 @dataclass(frozen=True, slots=True)
 class BeamState:
-    """The state of a beam search.
+    """State of a beam search between steps.
 
     texts: int32 [rows, limit]. scores: float32 [batch, beams], sums of log-probabilities. ended:
     float32 [batch, beams], the scores of the best finished sentences in descending order, -inf

@@ -130,8 +130,8 @@ def _mask_bias(
 
 
 def _causal_scores(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> ScoreModifiers:
-    """Return the causal mask for `rows` queries over `total` keys, of which the last `new` belong
-    to this call.
+    """Return the causal score modifier for `rows` queries over `total` keys, of which the last
+    `new` belong to this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
     query see the keys up to its own place among the new ones, and the last query all of them.
@@ -344,7 +344,9 @@ def _new_key_range(node: OnnxNode, index: int, length: PrimExpr, new: PrimExpr) 
 
 
 def _slice_filled_part(buffer: Expr, room: _NewKeyRange | None) -> Expr:
-    """Emit the filled part of a key or value buffer; all of it where there is no spare room."""
+    """Slice the filled part of a key or value buffer; the whole buffer if there is no spare
+    room.
+    """
     if room is None:
         return buffer
     return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])

@@ -22,7 +22,7 @@ INT8_DTYPES = ("uint8", "int8")
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """An int8 or uint8 tensor and its zero point (0 if there is none)."""
+    """8-bit quantised tensor with its zero point (0 if there is none)."""
 
     value: Value
     zero_point: Value | None
@@ -90,7 +90,7 @@ def is_int8_convolution(node: OnnxNode, data: QuantizedTensor, weight: Quantized
 
 
 class QuantizedConv2d:
-    """Substitute for nn.conv2d that emits qnn.conv2d with int32 sums."""
+    """Replacement of nn.conv2d that emits qnn.conv2d with int32 sums."""
 
     def __init__(self, node: OnnxNode, data: QuantizedTensor, weight: QuantizedTensor) -> None:
         self.node, self.data, self.weight = node, data, weight

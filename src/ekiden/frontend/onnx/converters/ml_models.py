@@ -51,7 +51,7 @@ def _concat_columns(first: Expr, second: Expr) -> Expr:
 
 
 def _softmax_zero(node: OnnxNode, scores: Expr) -> Expr:
-    """Emit the softmax in which scores of 0 stay 0."""
+    """Emit SOFTMAX_ZERO, the softmax in which scores of 0 stay 0 (ai.onnx.ml)."""
 
     def const_like_scores(value: float) -> Expr:
         """Return a scalar constant of the scores' dtype."""

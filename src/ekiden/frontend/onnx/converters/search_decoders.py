@@ -1,6 +1,6 @@
-"""Decoders of text generation: decoder-only (GPT-2) and encoder-decoder models (T5, Whisper). All
-take the keys and values of the previous tokens (the KV cache), and return those that include the
-new one.
+"""Decoder models of text generation (BeamSearch, GreedySearch, Sampling): decoder-only (GPT-2) and
+encoder-decoder models (T5, Whisper). All take the keys and values of the previous tokens (the KV
+cache), and return those that include the new one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 
 
 class SearchDecoder:
-    """Interface of a model that a search decodes with: next-token logits and a carried state.
+    """Interface of a decoder model during a search: next-token logits and a carried state.
 
     input_names: of the carried values.
     """
@@ -69,8 +69,8 @@ class SearchDecoder:
 
 
 class SharedPastBuffers:
-    """The last inputs of a decoder that shares one key-value buffer of full length for past and
-    present.
+    """Trailing inputs of a decoder whose past and present keys and values share one full-length
+    buffer.
 
     axis: of the length of keys and values. length: of an empty past. Beams need no indirection: the
     buffers themselves are reordered.
@@ -121,7 +121,7 @@ class SharedPastBuffers:
 
 
 class GptDecoder(SearchDecoder):
-    """A decoder-only model: (tokens, positions, mask, pasts) -> (logits, presents).
+    """Decoder-only model (GPT) of a search: (tokens, positions, mask, pasts) -> (logits, presents).
 
     Keys and values of a layer are one tensor, [2, rows, heads, length, width].
     """
@@ -227,8 +227,8 @@ class GptDecoder(SearchDecoder):
 
 
 class EncoderDecoder(SearchDecoder):
-    """An encoder with constant cross-attention keys and values, and a decoder with a past per
-    layer.
+    """Encoder-decoder model (T5) of a search, with constant cross-attention keys and values and a
+    past per decoder layer.
 
     Older encoders run the decoder's first token themselves, and return its logits. Keys and values
     are [rows, heads, length, width].
@@ -370,8 +370,8 @@ class EncoderDecoder(SearchDecoder):
 
 
 class WhisperDecoder(EncoderDecoder):
-    """An audio encoder that also runs the decoder's prompt, and that decoder, without masks. The
-    prompt is an input of the node, or the one token that begins each sequence.
+    """Whisper model of a search: an audio encoder that also runs the decoder's prompt, and a
+    decoder without masks.
     """
 
     ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")

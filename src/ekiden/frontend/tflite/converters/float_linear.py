@@ -16,7 +16,7 @@ from ekiden.frontend.tflite.converters.matmul_rows import (
     flatten_rows,
     restore_leading_axes,
 )
-from ekiden.frontend.tflite.converters.window import (
+from ekiden.frontend.tflite.converters.window_geometry import (
     PADDING_SAME,
     GeometryReader,
     make_kernel_window,

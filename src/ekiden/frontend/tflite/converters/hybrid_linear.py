@@ -10,7 +10,7 @@ from ekiden.frontend.tflite.converters.matmul_rows import (
     flatten_rows,
     restore_leading_axes,
 )
-from ekiden.frontend.tflite.converters.window import ConvGeometry
+from ekiden.frontend.tflite.converters.window_geometry import ConvGeometry
 from ekiden.frontend.tflite.hybrid_quantization import (
     UNIT_QUANTIZATION,
     HybridOperand,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.tflite.converters.matmul_rows import flatten_rows, restore_leading_axes
-from ekiden.frontend.tflite.converters.window import (
+from ekiden.frontend.tflite.converters.window_geometry import (
     ConvGeometry,
     read_pool_window,
     require_static_padding,

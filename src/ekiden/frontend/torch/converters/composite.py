@@ -1,4 +1,4 @@
-"""Converters of composite operators, for programs imported without PyTorch's decomposition.
+"""Converters of composite ATen operators, for programs imported without PyTorch's decompositions.
 
 Each mirrors PyTorch's own decomposition, by the converters of its parts. A converter that does not
 support an argument says so: PyTorch then decomposes the program, and the result is imported.

@@ -36,7 +36,9 @@ __all__ = ["DevicesFirst"]
 
 
 def DevicesFirst() -> Pass:  # noqa: N802
-    """Return a pass that issues device work before the host waits for its results."""
+    """Return a pass that reorders bindings so that device work is queued before the host waits for
+    results.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Reorder the bindings of a typed module in A-normal form."""

@@ -45,7 +45,12 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.transform.differentiation.first_order_gradient import GradientRules, span_suffix
-from ekiden.relay.transform.differentiation.lifted_scopes import (
+from ekiden.relay.transform.differentiation.lifted_types import (
+    BACK_PROPAGATOR_TYPE,
+    LiftedTypes,
+    is_float_tensor,
+)
+from ekiden.relay.transform.differentiation.scope_analysis import (
     LiftedScope,
     NonOperatorBinding,
     OperatorCall,
@@ -54,11 +59,6 @@ from ekiden.relay.transform.differentiation.lifted_scopes import (
     TensorTree,
     tree_expr,
     tree_leaves,
-)
-from ekiden.relay.transform.differentiation.lifted_types import (
-    BACK_PROPAGATOR_TYPE,
-    LiftedTypes,
-    is_float_tensor,
 )
 from ekiden.relay.transform.differentiation.segment_gradient import Segment, pending_operations
 from ekiden.relay.transform.language.let_chains import LetBinding, build_lets

@@ -43,7 +43,8 @@ from ekiden.relay.transform.differentiation.first_order_gradient import (
     GradientRules,
     graph_gradients,
 )
-from ekiden.relay.transform.differentiation.lifted_scopes import (
+from ekiden.relay.transform.differentiation.lifted_types import UNIT_TYPE, LiftedTypes
+from ekiden.relay.transform.differentiation.scope_analysis import (
     LiftedScope,
     OperatorCall,
     TensorLeaf,
@@ -51,7 +52,6 @@ from ekiden.relay.transform.differentiation.lifted_scopes import (
     tree_leaves,
     typed_var,
 )
-from ekiden.relay.transform.differentiation.lifted_types import UNIT_TYPE, LiftedTypes
 from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.visitor import REBUILDERS, ExprMutator, children
 

@@ -504,7 +504,7 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
 def find_kernel_groups(
     root: RelayExpr, most: KernelLimits = DEFAULT_KERNEL_LIMITS
 ) -> dict[RelayExpr, list[RelayExpr]]:
-    """Return result -> members for every fused group that has a kernel, in all scopes
+    """Map the result of each fused group that has a kernel to the group's members, in all scopes
     below root.
     """
     groups: dict[RelayExpr, list[RelayExpr]] = {}

@@ -137,7 +137,7 @@ def fuse_ranges(root: RelayExpr, limit: int = DEFAULT_KERNEL_LIMITS.operators) -
 
 
 def FuseRanges() -> Pass:  # noqa: N802
-    """Return a pass that lets products return the maximum and minimum of their results."""
+    """Return a pass that fuses the minimum and maximum of a product's result into its kernel."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Fuse the range reductions of a module, unless kernels are limited to single operators."""

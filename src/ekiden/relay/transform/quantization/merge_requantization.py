@@ -116,10 +116,10 @@ class _RequantizationMerger:
             return None
         # The bounds apply before the zero point is added.
         low, high = bounds.a_min - point, bounds.a_max - point
-        least, most = int_range(kind.dtype) or (0, 0)
+        dtype_min, dtype_max = int_range(kind.dtype) or (0, 0)
         # With whole bounds clipping before the rounding gives the same result as after it.
         is_whole = all(float(end).is_integer() for end in (bounds.a_min, bounds.a_max, point))
-        if not is_whole or not least <= bounds.a_min <= bounds.a_max <= most:
+        if not is_whole or not dtype_min <= bounds.a_min <= bounds.a_max <= dtype_max:
             return None
         inside = op.clip(operands(self.rewritten[rounding])[0], low, high)
         levels: RelayExpr = op.cast(op.round(inside).with_fields(span=rounding.span), "int32")

@@ -164,5 +164,7 @@ def _add_dimension_arguments(module: IRModule, context: PassContext) -> IRModule
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """Return a pass that adds kernel arguments for the symbolic dimensions in their attributes."""
+    """Return a pass that adds kernel arguments for symbolic dimensions that occur only in
+    attributes.
+    """
     return _add_dimension_arguments

@@ -1,4 +1,4 @@
-"""Analysis of control values, small integers that are better computed on the host.
+"""Host placement analysis of control values, small integers that are better computed on the host.
 
     @loop(%i, %x) { if (less(%i, 10)) { @loop(add(%i, 1), exp(%x)) } else { %x } }
 ->  %i, add(%i, 1) and less(%i, 10) are on the host, %x and exp(%x) where the program runs

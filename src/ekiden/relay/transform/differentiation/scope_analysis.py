@@ -1,4 +1,5 @@
-"""Scopes of a function under higher-order differentiation, with the tensors that each binds.
+"""Scope analysis for higher-order differentiation: the differentiable calls of each scope and the
+tensors that each binding needs.
 
 A scope binds operations, which work on tensors alone and become parts of segments, and anything
 else: calls of functions, choices, matches, function values, references, data. Tuples of tensors are
@@ -33,7 +34,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class TensorLeaf:
-    """Tensor of the differentiated program with its adjoint cell and its readers."""
+    """Float tensor of the differentiated program with its adjoint cell and its readers."""
 
     value: RelayExpr
     """Typed variable or constant that holds the tensor."""
@@ -80,7 +81,7 @@ class OperatorCall:
 
 @dataclass(slots=True, eq=False)
 class NonOperatorBinding:
-    """Binding of any other value, with the leaves that it needs."""
+    """Binding of a value that is no differentiable call, with the tensors that it reads."""
 
     var: Var
     value: RelayExpr
@@ -90,7 +91,7 @@ class NonOperatorBinding:
 
 @dataclass(slots=True, eq=False)
 class LiftedScope:
-    """Scope of the program with its tape and bindings."""
+    """Scope of a differentiated function, with its tape variable and classified bindings."""
 
     chain: LetChain
     tape: Var
@@ -130,7 +131,7 @@ def typed_var(name: str, kind: Type) -> Var:
 
 
 class ScopePlanner:
-    """Planner that classifies the bindings of a function's scopes, outer scopes first."""
+    """Classifier of the bindings of a function's scopes, outer scopes first."""
 
     def __init__(self, types: LiftedTypes, is_kernel: Callable[[RelayExpr], bool]) -> None:
         """Create a planner; `is_kernel` selects the callees besides operators that have a gradient

@@ -1,4 +1,6 @@
-"""Window geometry of convolutions and pooling, read from an operator's options."""
+"""Window geometry (kernel, strides, padding, dilation) of convolutions and pooling, read from an
+operator's options.
+"""
 
 from __future__ import annotations
 

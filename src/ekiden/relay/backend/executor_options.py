@@ -1,4 +1,4 @@
-"""Executor and Runtime options of relay.build, with TVM's names.
+"""Executor and Runtime options of `relay.build`, with TVM's names.
 
 The constructor checks that the option exists and has a value of its type. An option that is not
 supported here is rejected where code would be generated: see `refused`.
