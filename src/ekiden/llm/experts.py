@@ -69,8 +69,8 @@ def mixture_of_experts(
             layers,
         )  # fmt: skip
         added = op.scatter_nd(
-            mixed, op.reshape(token_indices, (1, -1)), op.multiply(expert_output, op.take(share, rows, axis=0)),
-            mode="add",
+            mixed, op.reshape(token_indices, (1, -1)),
+            op.multiply(expert_output, op.take(share, rows, axis=0)), mode="add",
         )  # fmt: skip
         mixed = bind("mixed", If(is_needed, added, mixed))
     if not experts.shared_inner:

@@ -22,7 +22,7 @@ from ekiden.ir.structural import structural_equal, structural_hash
 from ekiden.ir.type import Type
 from ekiden.kernels.families import override_options
 from ekiden.relay.expr import Function
-from ekiden.relay.op.strategy import OpImplementation, default_implementation, strategy_of
+from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import PackedFunc
 from ekiden.runtime.errors import CompileError
@@ -120,7 +120,7 @@ def get_valid_implementations(
     """
     to = target_or_current(target)
     strategy = strategy_of(op.name, attrs, inputs, out_type, to)
-    offered = strategy.valid() if strategy is not None else [default_implementation(op.name)]
+    offered = strategy.valid() if strategy is not None else [own_lowering(op.name)]
     valid = [candidate for candidate in offered if candidate is not None]
     if not valid:
         raise CompileError(f"{op.name}: there is no implementation for {to}")

@@ -217,7 +217,7 @@ def strategy_of(
     return chosen
 
 
-def default_implementation(name: str) -> OpImplementation | None:
+def own_lowering(name: str) -> OpImplementation | None:
     """Return the default implementation of an operator, or None if it has no kernel."""
     lower = get(name).definition.lower
     if lower is None:
@@ -250,7 +250,7 @@ def implementation_of(
     # A schedule alone goes with the operator's own computation.
     if schedule is None:
         return None
-    own = default_implementation(name)
+    own = own_lowering(name)
     if own is None:
         raise CompileError(f"{name}: a schedule was registered, and the operator has no kernel")
     return OpImplementation(own.fcompute, schedule, name)
@@ -270,8 +270,8 @@ __all__ = [
     "OpSpecialization",
     "OpStrategy",
     "SpecializedCondition",
-    "default_implementation",
     "implementation_of",
+    "own_lowering",
     "register_compute",
     "register_schedule",
     "register_strategy",
