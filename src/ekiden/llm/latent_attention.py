@@ -54,7 +54,7 @@ def latent_projections(
     else:
         query = layers.linear(x, [prefix + "q_proj"], heads * depth, config.hidden, False)
     query = bind("query", op.reshape(query, (-1, heads, depth)))
-    rotated = rotate(bind("rotated", slice_axis(query, unrotated_depth, depth, 2)))
+    rotated = rotate(bind("turning", slice_axis(query, unrotated_depth, depth, 2)))
     query = op.concatenate([slice_axis(query, 0, unrotated_depth, 2), rotated], axis=2)
 
     rank = latent.key_rank
@@ -74,7 +74,7 @@ def latent_projections(
         slice_axis(both, rank, rank + latent.rope_depth, 1), (-1, 1, latent.rope_depth)
     )
     turned_key = op.multiply(
-        rotate(bind("rotated", shared)), const(np.ones((1, heads, 1), np.float32))
+        rotate(bind("turning", shared)), const(np.ones((1, heads, 1), np.float32))
     )
     key = op.concatenate([slice_axis(expanded, 0, unrotated_depth, 2), turned_key], axis=2)
     value = slice_axis(expanded, unrotated_depth, unrotated_depth + latent.value, 2)
