@@ -34,6 +34,8 @@ from playwright.sync_api import (
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 VIEWPORT_SIZES = {"wide": (1280, 900), "narrow": (360, 780)}
 SEARCH_TIMEOUT_MS = 60_000
+PAGE_TIMEOUT_MS = 600_000
+"""Of each action: a hang ends the run, a busy machine does not."""
 RESULT_LINKS = ".md-search-result__item > a"
 FIRST_RESULTS = {
     "schedule": "",
@@ -98,14 +100,15 @@ class Visitor:
     def __init__(self, browser: Browser, site: Path, shots: Path | None) -> None:
         self.site = site
         self.shots = shots
-        self.known: dict[Path, frozenset[str]] = {}
-        self.wrong: list[str] = []
+        self.anchor_cache: dict[Path, frozenset[str]] = {}
+        self.faults: list[str] = []
         self.name = ""
         self.pages = {
             width: browser.new_page(viewport={"width": size[0], "height": size[1]})
             for width, size in VIEWPORT_SIZES.items()
         }
         for page in self.pages.values():
+            page.set_default_timeout(PAGE_TIMEOUT_MS)
             page.on("console", self._on_console)
             page.on("pageerror", lambda error: self._record_fault(f"an exception: {error}"))
             page.on("request", self._on_request)
@@ -114,7 +117,7 @@ class Visitor:
             )
 
     def _record_fault(self, what: str) -> None:
-        self.wrong.append(f"{self.name}: {what}")
+        self.faults.append(f"{self.name}: {what}")
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
@@ -130,7 +133,7 @@ class Visitor:
         for width, page in self.pages.items():
             page.goto(path.as_uri(), wait_until="load")
             if width == "wide":
-                for what in iter_broken_links(page, self.site, self.known):
+                for what in iter_broken_links(page, self.site, self.anchor_cache):
                     self._record_fault(what)
             elif overflow := page.evaluate(OVERFLOW_SCRIPT):
                 self._record_fault("; ".join(map(str, overflow)))
@@ -154,9 +157,9 @@ class Visitor:
         page.keyboard.type(word, delay=50)
         try:
             # The results of a part of the word are replaced as soon as the next letter is typed.
-            found = f"[...document.querySelectorAll('{RESULT_LINKS}')].slice(0, 1)"
+            first_results = f"[...document.querySelectorAll('{RESULT_LINKS}')].slice(0, 1)"
             page.wait_for_function(
-                f"{found}.some(e => e.href.includes({first!r}))", timeout=SEARCH_TIMEOUT_MS
+                f"{first_results}.some(e => e.href.includes({first!r}))", timeout=SEARCH_TIMEOUT_MS
             )
         except TimeoutError:
             self._record_fault(f"{first or 'a page'} is not the first result")
@@ -203,10 +206,10 @@ def main() -> int:
                 visitor.check_search(word, first)
             visitor.check_dark_mode()
         browser.close()
-    for what in visitor.wrong:
+    for what in visitor.faults:
         print(what)
-    print(f"{len(pages)} pages in {len(VIEWPORT_SIZES)} widths, {len(visitor.wrong)} faults")
-    return 1 if visitor.wrong else 0
+    print(f"{len(pages)} pages in {len(VIEWPORT_SIZES)} widths, {len(visitor.faults)} faults")
+    return 1 if visitor.faults else 0
 
 
 if __name__ == "__main__":
