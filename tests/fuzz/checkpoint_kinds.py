@@ -22,10 +22,10 @@ import numpy as np
 from case_kinds import Kind, Loader
 from mutation import extreme, json_text, mutate_bytes, mutate_json
 
-from ekiden.llm.architectures import read_config
-from ekiden.llm.files import open_checkpoint
+from ekiden.llm.checkpoint_files import open_checkpoint
+from ekiden.llm.decoder_config import read_config
 from ekiden.llm.gguf import GGUFCheckpoint
-from ekiden.llm.gguf_decoded import DECODED_TYPES
+from ekiden.llm.gguf_dequantize import DECODED_TYPES
 from ekiden.llm.json_schema import json_schema_pattern
 from ekiden.llm.lora import LoraAdapter
 from ekiden.llm.torch_file import TorchFile

@@ -6,7 +6,7 @@ import argparse
 from typing import TypeVar
 
 from ekiden.driver.tvmc.shape_parser import ArgumentError
-from ekiden.relay.backend.choices import RegisteredChoice
+from ekiden.relay.backend.executor_options import RegisteredChoice
 from ekiden.runtime.errors import InputError
 
 __all__ = ["generate_registry_args", "reconstruct_registry_entity"]
