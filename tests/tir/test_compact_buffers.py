@@ -156,3 +156,29 @@ def f(out_handle: T.handle, lengths: T.Buffer((1,), "int32")):
 """)
     assert isinstance(func, tir.PrimFunc)
     assert "t = T.alloc_buffer((n,), " in str(compact_buffers(func))
+
+
+@pytest.mark.parametrize("read", ["(j + 1) % 8", "7 - j", "j + 1 - j // 7 * 8"])
+def test_a_buffer_stays_where_a_step_reads_what_an_earlier_one_left(read: str) -> None:
+    func = compacted(f"""
+    t = T.alloc_buffer((8,), "float32")
+    for i in range(4):
+        for j in range(8):
+            t[j] = T.float32(i * 8 + j)
+            if i > 0:
+                out[i, j] = t[{read}]
+""")
+    assert isinstance(func.body, tir.Allocate)
+
+
+def test_a_buffer_moves_into_a_loop_whose_steps_read_what_they_stored() -> None:
+    func = compacted("""
+    t = T.alloc_buffer((8,), "float32")
+    for i in range(4):
+        for j in range(2):
+            for k in range(4):
+                t[j * 4 + k] = T.float32(i)
+            for k in range(4):
+                out[i, j * 4 + k] = t[j * 4 + 3 - k]
+""")
+    assert 't = T.alloc_buffer((4,), "float32")' in str(func)

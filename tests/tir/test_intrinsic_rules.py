@@ -37,6 +37,15 @@ def test_registered_rules_lower_intrinsics_for_their_target() -> None:
         ekiden.build(schedule, [a, b], "llvm")
 
 
+def test_the_text_of_a_call_of_a_users_intrinsic_parses_back() -> None:
+    register_op_attr("tir.gumbel", "TCallEffectKind", tir.CallEffectKind.Pure)
+    a = te.placeholder((5,), name="a")
+    b = te.compute((5,), lambda i: tir.call_intrin("float32", "tir.gumbel", a[i]), name="b")
+    func = te.create_prim_func([a, b])
+    assert 'T.call_intrin("float32", "gumbel", a[' in func.script()
+    assert ekiden.ir.structural_equal(tir.parse(func.script()), func)
+
+
 def test_registered_rules_lower_intrinsics_of_device_code() -> None:
     n = te.var("n")
     a = te.placeholder((n,), name="a")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import find_intrinsic, infer_intrinsic_dtype
+from ekiden.ir.intrinsic import INTRINSICS, find_intrinsic, infer_intrinsic_dtype
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -292,7 +292,9 @@ class ExpressionPrinter:
             case Intrinsic():
                 if find_intrinsic(e.op).is_typed:
                     return f'T.{e.op}("{e.dtype}", {", ".join(x)})'
-                if e.dtype == infer_intrinsic_dtype(e.op, e.args):
+                # A user's intrinsic is no attribute of T, and nothing infers its dtype.
+                is_builtin = e.op in INTRINSICS
+                if is_builtin and e.dtype == infer_intrinsic_dtype(e.op, e.args):
                     return f"T.{e.op}({', '.join(x)})"
                 return (
                     f"T.call_intrin({', '.join([quote_string(e.dtype), quote_string(e.op), *x])})"

@@ -21,7 +21,7 @@ from ekiden.arith import prove_equal
 from ekiden.arith.injectivity import image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.prim_visitor import free_vars, is_same_expr, post_order
 from ekiden.ir.range import Range
 from ekiden.tir.access_regions import (
     Access,
@@ -255,14 +255,43 @@ def _begins_with_all_it_reads(
     buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]
 ) -> bool:
     """Return whether the first of a statement's accesses is a store that happens, and some store
-    covers all that they touch.
+    covers all that they touch before the first read.
     """
     # A read, or a store that may not happen, would see what the previous iteration left.
     if not touched or not touched[0].is_store or touched[0].is_conditional:
         return False
     touched = [_expand_region_access(a) for a in touched]
     needed = bounding_region(buffer, touched, outer)
-    return any(_covers_box(buffer, a, needed, outer) for a in touched if a.is_store)
+    first_read = next((n for n, a in enumerate(touched) if not a.is_store), len(touched))
+    reads = touched[first_read:]
+    return any(
+        _covers_box(buffer, store, needed, outer)
+        and all(a.is_store or _is_stored_before(buffer, store, a, outer) for a in reads)
+        for store in touched[:first_read]
+    )
+
+
+def _is_stored_before(buffer: Buffer, store: Access, read: Access, outer: Sequence[For]) -> bool:
+    """Return whether a store, which is earlier in a statement and covers a read, has also stored
+    all that the read sees at that time.
+
+    In `for j: t[j] = x; y = t[(j + 1) % n]` it has not: all but the last read see what an earlier
+    execution of the loop has left.
+    """
+    num_shared = 0
+    for loop, read_loop in zip(store.loops, read.loops, strict=False):
+        if loop is not read_loop:
+            break
+        num_shared += 1
+    if not num_shared:
+        return True
+    inner_store = replace(store, loops=store.loops[num_shared:])
+    inner_read = replace(read, loops=read.loops[num_shared:])
+    if all(map(is_same_expr, store.indices, read.indices)) and not inner_store.loops:
+        return not store.is_conditional
+    within = [*outer, *store.loops[:num_shared]]
+    needed = bounding_region(buffer, [inner_store, inner_read], within)
+    return _covers_box(buffer, inner_store, needed, within)
 
 
 def _expand_region_access(access: Access) -> Access:
