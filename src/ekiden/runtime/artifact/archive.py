@@ -10,7 +10,6 @@ them.
 from __future__ import annotations
 
 import os
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
@@ -96,7 +95,7 @@ def read_archive_files(path: PathName) -> dict[str, bytes]:
                     files[name] = data.read()
     except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise LoadError(f"read '{path}': no tar: {error}") from error
-    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    folders = {name[:at] for name in files for at, char in enumerate(name) if char == "/"}
     if clash := folders & files.keys():
         raise LoadError(f"read '{path}': {min(clash)!r} is a file and a folder")
     return files
