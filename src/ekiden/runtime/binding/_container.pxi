@@ -1,7 +1,7 @@
 # Values that hold values: data types, shapes, arrays and maps; and Python objects held as they are.
 
 class ADT(tuple):
-    """A value of an algebraic data type: its fields, and the tag of its constructor.
+    """Value of an algebraic data type: its fields and the tag of its constructor.
 
     Plain tuples have tag 0 and cross as tuples. What has tag 0 and holds data comes back as a value
     of tag 0, which prints as a tuple and equals one: however deep it is, it can be printed,
@@ -10,11 +10,11 @@ class ADT(tuple):
 
     tag: int
     constructor = None
-    """The constructor itself, where the value was made by one: in the interpreter, by users."""
+    """Constructor that built the value, if known: in the interpreter and in user code."""
     _made = None                   # its object, once made of fields that cannot change
 
     def __new__(cls, tag, fields=(), constructor=None):
-        """The value that a constructor, or the one of number `tag`, makes of `fields`.
+        """Return the value of a constructor, given itself or by its tag, applied to `fields`.
 
         Raises ValueError for another tag than the constructor's.
         """
@@ -30,7 +30,7 @@ class ADT(tuple):
 
     @property
     def fields(self):
-        """The fields as a plain tuple."""
+        """Return the fields as a plain tuple."""
         return tuple(self)
 
     def __repr__(self):
@@ -80,7 +80,7 @@ class ADT(tuple):
 
 
 class Shape(tuple):
-    """The lengths of dimensions as a value of its own: crosses as a shape, not as a tuple."""
+    """Shape as a distinct type, which is converted to a runtime shape instead of a tuple."""
 
     def __repr__(self):
         return f"Shape({list(self)})"
@@ -143,7 +143,7 @@ cdef object _deep_adt_to_python(ek_adt *root):
 
 
 cdef list _missing_fields(ek_adt *at, dict made):
-    """Addresses of the ADTs in an ADT that have not been made yet."""
+    """Return the addresses of the nested ADTs that have no Python object yet."""
     cdef int32_t i
     cdef list missing = []
     for i in range(at.size):
@@ -169,7 +169,7 @@ cdef inline bint _is_adt(object value) noexcept:
 
 
 cdef Object _deep_adt(object root):
-    """The object of a tuple with tuples inside."""
+    """Return the ADT handle of a tuple that contains tuples, built without recursion."""
     cdef dict made = {}            # id of a tuple -> its object; the root keeps all ids alive
     cdef list stack = [root]
     cdef Arguments items
@@ -191,14 +191,14 @@ cdef Object _deep_adt(object root):
 
 
 cdef bint _is_made(object field, dict made):
-    """Whether the object of a tuple is in 'made'; one that was kept is put there."""
+    """Return whether the handle of a tuple is in 'made', adding a cached one."""
     if type(field) is ADT and field._made is not None:
         made[id(field)] = field._made
     return id(field) in made
 
 
 cdef inline bint _stays(object field):
-    """Whether the value of a field is the same whenever it is asked for."""
+    """Return whether a field converts to the same value every time."""
     cls = type(field)
     if cls is Tensor:
         return ek_dltensor_is_contiguous((<Tensor>field).dl())

@@ -28,7 +28,7 @@ cdef inline void _set_object(ek_value *out, ek_object *object) noexcept:
 
 
 cdef inline void _set_made(Call *call, ek_value *out, ek_object *object, PyObject *source) noexcept:
-    """An object made for this call alone."""
+    """Set an argument to an object that was created for this call alone."""
     call.kept[call.kept_count].object = object
     call.kept[call.kept_count].source = source
     call.kept_count += 1
@@ -85,7 +85,7 @@ cdef inline int _set_argument(Call *call, PyObject *source, ek_value *out) excep
 
 
 cdef np.ndarray _contiguous(np.ndarray array):
-    """The array itself: a copy would hide from the caller what is written into it."""
+    """Return the array itself, which must be contiguous: writes to a copy would be lost."""
     if not _is_direct(array):
         raise ValueError("expected a contiguous, aligned array in this machine's byte order; "
                          "numpy.ascontiguousarray makes one")
@@ -157,7 +157,7 @@ cdef int _set_rare(Call *call, PyObject *pointer, ek_value *out) except -1:
 
 
 cdef int _set_tuple(Call *call, object source, ek_value *out) except -1:
-    """The subclasses of tuple that mean something else, and all others."""
+    """Convert a tuple, or a subclass of tuple with a meaning of its own."""
     if isinstance(source, Device):
         out.type_index = EK_DEVICE
         out.v.device.type, out.v.device.id = source
@@ -172,7 +172,7 @@ cdef str cls_name(object source):
 
 
 cdef int _set_fields(Call *call, object source, ek_value *out) except -1:
-    """A tuple, or a value of an algebraic data type."""
+    """Convert the fields of a tuple or an ADT value."""
     cdef Arguments items
     cdef Object deep
     cdef ek_object *made = NULL
@@ -191,7 +191,7 @@ cdef int _set_fields(Call *call, object source, ek_value *out) except -1:
 
 
 cdef int _set_items(Call *call, int32_t type, tuple source, ek_value *out) except -1:
-    """An array of items, a map of keys and values alternately, or a shape of ints."""
+    """Create an array of items, a map from alternating keys and values, or a shape from ints."""
     cdef Arguments items = Arguments(source)
     cdef ek_object *made = NULL
     _check(ek_container_new(type, 0, items.call.values, items.count, &made))
@@ -214,7 +214,7 @@ cdef int _to_value(PyObject *source, ek_value *out) except -1:
 @cython.freelist(8)
 @cython.final
 cdef class Arguments:
-    """The values of a tuple, in memory of their own where they are many."""
+    """Converted values of a tuple, on the heap if they are many."""
 
     cdef ek_value values[INPLACE]
     cdef Kept kept[INPLACE]
@@ -246,7 +246,7 @@ cdef class Arguments:
 
 
 cdef inline int _fill_call(Call *call, PyObject **sources, Py_ssize_t count) except -1:
-    """One value per argument. An error names the argument, and leaves nothing to settle."""
+    """Convert every argument. An error names the argument, and leaves nothing to settle."""
     memset(call.values, 0, count * sizeof(ek_value))
     call.kept_count = 0
     cdef Py_ssize_t i
@@ -266,7 +266,8 @@ cdef int _name_argument(Py_ssize_t i) except -1:
 
 
 cdef inline void _settle(Call *call) noexcept:
-    """Gives back what the call made. What the callee has kept must own its memory from now on."""
+    """Release the objects created for the call. Lent tensors that the callee retained get memory
+    of their own."""
     cdef ek_object *object
     while call.kept_count > 0:
         call.kept_count -= 1
@@ -277,7 +278,7 @@ cdef inline void _settle(Call *call) noexcept:
 
 
 cdef object _move_out(ek_value *value):
-    """The Python object of an owned value, which is left NONE."""
+    """Return an owned value as a Python object, leaving NONE."""
     cdef int32_t index = value.type_index
     cdef ek_object *object = value.v.obj
     if index == EK_TENSOR:
@@ -294,7 +295,7 @@ cdef object _move_out(ek_value *value):
 
 
 cdef object _to_python(const ek_value *value):
-    """The Python object of a borrowed value."""
+    """Return a borrowed value as a Python object."""
     cdef int32_t index = value.type_index
     cdef ek_bytes text
     if index >= EK_OBJECT and index != EK_STR and index != EK_BYTES:
@@ -353,7 +354,7 @@ _CLASSES[EK_TENSOR] = Tensor
 
 
 def convert(value):
-    """What a function of the runtime would get for a value.
+    """Convert a value as an argument of a runtime function is converted.
 
     A Python function becomes a PackedFunc, an array a Tensor that shares its memory; lists, tuples,
     dictionaries, scalars and nodes of the compiler stay what they are. Raises a TypeError for what

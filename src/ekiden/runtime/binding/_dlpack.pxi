@@ -9,7 +9,8 @@ cdef DLPackExchange *_exchange = NULL
 
 
 cdef DLPackExchange *_exchange_of(PyTypeObject *cls) except? NULL:
-    """The functions of a class, or NULL. The classes are kept: an address never changes hands."""
+    """Return the DLPack exchange table of a class, or NULL. Classes are kept alive, so that no
+    other class gets the address of one."""
     global _exchange_type, _exchange
     cdef DLPackExchange *found
     cdef PyObject *known = PyDict_GetItem_(_EXCHANGES, <PyObject *>cls)
@@ -36,7 +37,7 @@ cdef object _look_up_exchange(object cls):
 
 
 cdef ek_object *_lend_exchanged(DLPackExchange *exchange, PyObject *source) except NULL:
-    """A tensor that borrows the memory of another library's tensor."""
+    """Return a tensor that borrows the memory of another library's tensor."""
     cdef ek_dltensor dl
     cdef ek_managed_versioned *managed = NULL
     cdef ek_object *out = NULL
@@ -55,8 +56,8 @@ cdef ek_object *_lend_exchanged(DLPackExchange *exchange, PyObject *source) exce
 
 
 cdef int _check_resolved(object source, bint is_complex) except -1:
-    """PyTorch's tensors may be views that negate or conjugate what lies in memory, to which its C
-    functions pay no heed."""
+    """Refuse PyTorch's lazy negated or conjugated views, which its C functions export
+    unresolved."""
     is_negated = getattr(source, "is_neg", None)
     if is_negated is not None and is_negated():
         raise BufferError("its memory holds the negatives of its elements: resolve_neg() makes a "
@@ -76,7 +77,7 @@ cdef int _raise_python() except -1:
 
 
 cdef void _capsule_delete(object capsule) noexcept:
-    """Gives an export back that no consumer took, or that one took without saying so."""
+    """Release an export that no consumer took, or that one took without renaming the capsule."""
     cdef void *managed = PyCapsule_GetContext(capsule)
     cdef ek_managed_versioned *versioned
     cdef ek_managed *legacy
@@ -101,7 +102,7 @@ cdef object _export(Tensor self, bint versioned):
 
 
 cdef object _export_copy(Tensor copied, max_version):
-    """A capsule that says that its data is nobody else's."""
+    """Return a capsule with the flag that its data is a copy (DLPACK_FLAG_BITMASK_IS_COPIED)."""
     cdef bint versioned = max_version is not None and max_version[0] >= 1
     capsule = _export(copied, versioned)
     if versioned:
@@ -129,7 +130,8 @@ cdef bint _is_padded(ek_managed_versioned *managed) noexcept:
 
 
 cdef ek_object *_pack_foreign(object capsule) except NULL:
-    """A packed copy of a tensor whose small elements take a byte each; leaves the capsule alone."""
+    """Return a packed copy of a tensor that stores sub-byte elements in a byte each; the capsule
+    is not consumed."""
     cdef ek_managed_versioned *managed = <ek_managed_versioned *>PyCapsule_GetPointer(
         capsule, b"dltensor_versioned")
     cdef ek_dltensor dl = managed.tensor
@@ -155,7 +157,7 @@ cdef ek_object *_import_dlpack(object producer) except NULL:
 
 
 def from_dlpack(producer, *, device=None, copy=None):
-    """A tensor that shares the memory of an object with `__dlpack__`, whatever its strides.
+    """Return a tensor that shares the memory of an object with `__dlpack__`, with any strides.
 
     Also takes a DLPack capsule, once. Copies only to another device, if `copy` is True, and where
     the producer does not pack elements of less than a byte; where that needs a copy and `copy` is

@@ -43,7 +43,7 @@ cdef object _add_numpy_dtype(str name, object home):
 
 
 cdef object _numpy_dtype(str name):
-    """NumPy's dtype, its own or of ml_dtypes; None where neither has it."""
+    """Return the dtype of NumPy or ml_dtypes; None if neither has it."""
     found = _NUMPY_DTYPES.get(name)
     if found is not None or name not in _DTYPES:
         return found
@@ -87,13 +87,14 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
 
 
 cdef inline bint _is_common(np.ndarray array) noexcept:
-    """Whether an array is of one of NumPy's own dtypes that are dtypes here, none of which is packed."""
+    """Return whether an array has one of NumPy's own dtypes that exist here, none of which is
+    packed."""
     cdef int number = np.PyArray_TYPE(array)
     return 0 <= number < 32 and _BUILTIN_DTYPES[number] != 0
 
 
 cdef bint _is_packed(ek_dtype dtype) noexcept:
-    """Whether several elements share a byte."""
+    """Return whether several elements share a byte."""
     return dtype.bits * dtype.lanes % 8 != 0
 
 
@@ -101,14 +102,15 @@ cdef bint _is_packed(ek_dtype dtype) noexcept:
 # gives each a byte, of which the low bits count.
 
 cdef np.ndarray _pack(np.ndarray array, int bits):
-    """The bytes of an array of small elements."""
+    """Return an array of sub-byte elements packed into bytes."""
     codes = numpy.ascontiguousarray(array).view(numpy.uint8).reshape(-1, 1)
     return numpy.packbits(numpy.unpackbits(codes, axis=1, count=bits, bitorder="little"),
                           bitorder="little")
 
 
 cdef np.ndarray _unpack(np.ndarray data, object dtype, int bits, tuple shape):
-    """The array of packed elements. A copy, and read-only: what is written would not arrive."""
+    """Return packed elements as an array: a read-only copy, since writes would not reach the
+    tensor."""
     single = numpy.unpackbits(data, count=math.prod(shape) * bits, bitorder="little")
     codes = numpy.packbits(single.reshape(-1, bits), axis=1, bitorder="little")
     array = codes.view(dtype).reshape(shape)
@@ -117,7 +119,7 @@ cdef np.ndarray _unpack(np.ndarray data, object dtype, int bits, tuple shape):
 
 
 cdef ek_dtype _dtype_from(object name) except *:
-    """The dtype of a name, a NumPy dtype or scalar type, or another library's dtype."""
+    """Return the dtype of a name, a NumPy dtype or scalar type, or another library's dtype."""
     cdef DTypeBits packed
     bits = _DTYPES.get(name) if type(name) is str else None
     if bits is None:
@@ -139,7 +141,8 @@ cdef object _dtype_of_other(object name):
 
 
 cdef object _dtype_of_text(str text):
-    """The four bytes of a type's name, with the length of a vector behind the last x."""
+    """Parse a type name, with the number of lanes behind the last x, to the four bytes of a
+    dtype."""
     cdef DTypeBits packed
     if text in _DTYPES:
         return _DTYPES[text]
@@ -164,38 +167,38 @@ cdef str _dtype_name(ek_dtype dtype):
 
 
 class DataType(str):
-    """A data type as a value: its name, such as "float32", "bfloat16" or "int8x4".
-
-    Crosses to other languages as a data type; a plain str crosses as a string.
+    """Data type as a value: its name, such as "float32", "bfloat16" or "int8x4". It is passed to
+    other languages as a data type; a plain str is passed as a string.
     """
 
     def __new__(cls, name):
-        """The type of a name, a NumPy dtype or a NumPy scalar type; TypeError if there is none."""
+        """Return the type of a name, a NumPy dtype or a NumPy scalar type. Raises TypeError if
+        there is none."""
         return super().__new__(cls, _dtype_name(_dtype_from(name)))
 
     @property
     def type_code(self):
-        """Kind of number, in DLPack's numbers."""
+        """Return DLPack's type code."""
         return _dtype_from(self).code
 
     @property
     def bits(self):
-        """Bits of one lane."""
+        """Return the bits of one lane."""
         return _dtype_from(self).bits
 
     @property
     def lanes(self):
-        """1, or the length of a short vector."""
+        """Return the number of vector lanes, 1 for a scalar type."""
         return _dtype_from(self).lanes
 
     @property
     def itemsize(self):
-        """Bytes of one element, rounded up."""
+        """Return the bytes of one element, rounded up."""
         return (self.bits * self.lanes + 7) // 8
 
     @property
     def numpy_dtype(self):
-        """NumPy's dtype of the elements; TypeError where NumPy has none."""
+        """Return NumPy's dtype of the elements. Raises TypeError if NumPy has none."""
         found = _numpy_dtype(str(self))
         if found is None:
             raise TypeError(missing_numpy_dtype_message(str(self)))
@@ -220,24 +223,24 @@ for _name, _number in _DEVICE_TYPES.items():
 
 
 class Device(NamedTuple):
-    """Where data lies, in DLPack's numbers: a kind of device (1 is the host) and which of them."""
+    """Device in DLPack's numbers: device type (1 is the host) and device id."""
 
     type: int
     id: int
 
     @property
     def device_type(self):
-        """The kind of device; TVM's name for `type`."""
+        """Return the device type (TVM's name for `type`)."""
         return self.type
 
     @property
     def device_id(self):
-        """Which device of its kind; TVM's name for `id`."""
+        """Return the device id (TVM's name for `id`)."""
         return self.id
 
     @property
     def exist(self):
-        """Whether this runtime can use the device."""
+        """Return whether this runtime can use the device."""
         if self.type == EK_CPU:
             return True
         try:
@@ -276,7 +279,7 @@ def device(dev=None, int index=0, *, dev_type=None, dev_id=None):
 
 
 def cpu(int dev_id=0):
-    """The host."""
+    """Return the host device."""
     return Device(EK_CPU, dev_id)
 
 

@@ -21,7 +21,7 @@ cdef void _python_error_delete(void *self, int flags) noexcept nogil:
 
 
 cdef void _add_backtrace(void *self, const ek_bytes *text, int32_t append) noexcept nogil:
-    """The traceback tells the Python side; what C adds becomes a note of the exception."""
+    """Append C frames as a note of the exception; the traceback holds the Python frames."""
     cdef PythonError *error = <PythonError *>self
     with gil:
         try:
@@ -44,7 +44,8 @@ cdef enum:
 
 
 def _backtrace(exception):
-    """The innermost frames, most recent call first; without source lines, which take files."""
+    """Format the innermost frames, most recent call first, without source lines, which would read
+    files."""
     frames = []
     at = exception.__traceback__
     while at is not None:
@@ -58,7 +59,7 @@ def _backtrace(exception):
 
 
 cdef bytes _safely(function, exception):
-    """A text about an exception; none where making it fails, as at the limit of recursion."""
+    """Return a text about an exception; empty if formatting fails, as at the recursion limit."""
     try:
         return function(exception).encode("utf-8", "backslashreplace")
     except BaseException:
@@ -66,7 +67,7 @@ cdef bytes _safely(function, exception):
 
 
 cdef ek_object *_error_from(object exception) except NULL:
-    """An error object that carries the exception. The caller owns the reference."""
+    """Return an error object that carries the exception. The caller owns the reference."""
     cdef PythonError *error = <PythonError *>malloc(sizeof(PythonError))
     if error == NULL:
         raise MemoryError
@@ -88,7 +89,7 @@ cdef ek_object *_error_from(object exception) except NULL:
 
 
 cdef object _take_exception():
-    """The pending Python exception, with its traceback; it is no longer pending."""
+    """Clear the pending Python exception and return it with its traceback."""
     cdef PyObject *cls = NULL
     cdef PyObject *value = NULL
     cdef PyObject *trace = NULL
@@ -104,7 +105,7 @@ cdef object _take_exception():
 
 
 cdef int _set_error(object exception) noexcept:
-    """Leaves the exception as this thread's error; returns -1."""
+    """Set the exception as this thread's error, and return -1."""
     cdef ek_object *error
     try:
         error = _error_from(exception)
@@ -116,7 +117,7 @@ cdef int _set_error(object exception) noexcept:
 
 
 def _message(exception):
-    """What the exception says; KeyError alone would quote it."""
+    """Return the message of an exception, which str() of a KeyError would quote."""
     if isinstance(exception, KeyError) and len(exception.args) == 1:
         return str(exception.args[0])
     return str(exception)
@@ -131,7 +132,7 @@ cdef dict _ERROR_KINDS = {}        # the inverse
 
 
 def register_error(name_or_cls=None, cls=None):
-    """Make an exception class the one of a kind of native errors; a class decorator.
+    """Register an exception class for a kind of native errors; also a class decorator.
 
     `register_error(MyError)` takes the class's name as the kind, `register_error("kind")(MyError)`
     and `register_error("kind", MyError)` another. Python exceptions of the class are known to other
@@ -152,12 +153,12 @@ def register_error(name_or_cls=None, cls=None):
 
 
 def kind_of_error(exception):
-    """The kind under which other languages know an exception, and its message."""
+    """Return the error kind of an exception in other languages, and its message."""
     return _kind_of(exception), _message(exception)
 
 
 def error_from(str kind not None, str message not None):
-    """The exception that an error of another language becomes."""
+    """Return the exception for an error of another language."""
     cls = _exception_class(kind)
     if cls is errors.RunError and kind != "RunError":
         message = f"{kind}: {message}"
@@ -172,7 +173,8 @@ cdef str _kind_of(object exception):
 
 
 cdef object _exception_class(str kind):
-    """The class that is registered for a kind, or of Ekiden, or of Python; else RunError."""
+    """Return the class registered for a kind, or Ekiden's or Python's class of that name, else
+    RunError."""
     if kind in _ERROR_CLASSES:
         return _ERROR_CLASSES[kind]
     for home in (errors, builtins):
@@ -195,7 +197,7 @@ cdef object _exception_from(ek_object *object):
 
 
 cdef int _raise_pending() except -1:
-    """Raises this thread's error."""
+    """Raise this thread's error."""
     cdef ek_object *error = ek_error_take()
     if error == NULL:
         raise errors.InternalError("native code failed without saying why")
@@ -206,7 +208,7 @@ cdef int _raise_pending() except -1:
 
 
 cdef inline int _check(int status) except -1:
-    """Raises this thread's error if a call returned other than 0."""
+    """Raise this thread's error if a status is not 0."""
     if status != 0:
         _raise_pending()
     return 0

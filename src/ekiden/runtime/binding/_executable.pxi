@@ -1,9 +1,8 @@
 # Executables and the virtual machine.
 
 cdef class Executable(Object):
-    """A compiled program: bytecode, constants, names of primitives, native code, metadata.
-
-    Immutable, and shared by any number of virtual machines.
+    """Compiled program: bytecode, constants, names of primitives, native code, metadata.
+    Immutable; any number of virtual machines share it.
     """
 
     cdef dict _indices
@@ -11,26 +10,26 @@ cdef class Executable(Object):
     cdef str _source
 
     def __init__(self, module):
-        """The program of a module that `export_library` wrote (TVM's form)."""
+        """Wrap the program of a module that `export_library` wrote (TVM's form)."""
         if not isinstance(module, Module):
             raise TypeError(f"Executable: expected a module, got {type(module).__name__}")
         self.__init_handle_by_constructor__(module["get_executable"])
 
     def load_late_bound_consts(self, path):
-        """Take the constants that are waited for from a file, which is mapped. Raises LoadError
-        where names are missing or unknown; ValueError for another shape or dtype.
+        """Bind the late-bound constants from a file, which is mapped. Raises LoadError for missing
+        or unknown names, ValueError for another shape or dtype.
         """
         get_global_func("ek.program.load_late_bound_consts")(self, os.fsdecode(path))
 
     def load_late_bound_consts_from_map(self, constants):
-        """The same, from arrays or tensors by name."""
+        """Bind the late-bound constants from arrays or tensors by name."""
         given = {n: v if isinstance(v, Tensor) else tensor(v) for n, v in constants.items()}
         get_global_func("ek.program.load_late_bound_consts_from_map")(self, given)
 
     @staticmethod
     def load(path):
-        """The program in a file, which is mapped, not read: do not rewrite it in place. Runs of one
-        that is cut short are LoadErrors.
+        """Load the program in a file, which is mapped and must not be rewritten in place. Runs
+        after a truncation raise LoadError.
         """
         cdef ek_object *out = NULL
         cdef bytes name = os.fsencode(path)
@@ -43,7 +42,7 @@ cdef class Executable(Object):
 
     @staticmethod
     def from_bytes(data):
-        """The program in the bytes of its file, which are copied."""
+        """Load the program in the bytes of its file, which are copied."""
         cdef const unsigned char[::1] view = memoryview(data).cast("B")
         cdef ek_object *out = NULL
         cdef size_t size = view.shape[0]
@@ -56,9 +55,8 @@ cdef class Executable(Object):
 
     @staticmethod
     def load_exec(bytecode, Module lib=None):
-        """The program of what the compiler's `save()` gave: bytecode, and the module of its kernels.
-
-        Bytecode alone calls functions of those names that are registered.
+        """Load bytecode and the module of its kernels, as the compiler's `save()` returned them.
+        Without a module, the kernels are registered functions of those names.
         """
         made = Executable.from_bytes(bytecode)
         if lib is not None:
@@ -66,48 +64,49 @@ cdef class Executable(Object):
         return made
 
     def to_bytes(self):
-        """The bytes of the program's file."""
+        """Return the bytes of the program's file."""
         return get_global_func("ek.executable.file")(self).numpy().tobytes()
 
     @property
     def globals(self):
-        """Names of the functions."""
+        """Return the names of the functions."""
         return list(self._names())
 
     def params(self, name):
-        """Names of a function's parameters."""
+        """Return the names of a function's parameters."""
         return _part(self.handle, EK_PART_PARAMS, self.index(name))
 
     @property
     def constants(self):
-        """The constants, read-only tensors that share the program's memory."""
+        """Return the constants as read-only tensors that share the program's memory."""
         return _parts(self.handle, EK_PART_CONSTANT)
 
     @property
     def primitives(self):
-        """Names of the kernels and other functions the program calls."""
+        """Return the names of the primitives: kernels and other functions that the program
+        calls."""
         return _parts(self.handle, EK_PART_PRIMITIVE)
 
     @property
     def devices(self):
-        """The devices that the program uses; the first one is the host."""
+        """Return the devices that the program uses, the host first."""
         return _parts(self.handle, EK_PART_DEVICE)
 
     def code(self, name):
-        """Number of registers of a function, and its instructions as words of 32 bits."""
+        """Return the number of registers of a function, and its instructions as 32-bit words."""
         index = self.index(name)
         words = numpy.frombuffer(_part(self.handle, EK_PART_CODE, index), dtype="<i4")
         return _part(self.handle, EK_PART_REGISTERS, index), words.tolist()
 
     @property
     def source(self):
-        """What messages call the program: its file, where it was loaded from one."""
+        """Return the program's name in messages: its file, if it was loaded from one."""
         return self._source or "executable"
 
     @property
     def metadata(self):
-        """What the compiler tells about the program: inputs, outputs, target, producer; do not
-        change it. `ekiden.runtime.artifact.metadata` says what can be in it, and it was held against that.
+        """Return the compiler's metadata of the program (inputs, outputs, target, producer), which
+        must not be modified. It was validated by the schema in `ekiden.runtime.artifact.metadata`.
         """
         if self._metadata is None:
             params = {name: len(self.params(name)) for name in self._names()}
@@ -120,8 +119,8 @@ cdef class Executable(Object):
 
     @property
     def num_threads(self):
-        """How many threads a run has at most, the caller's own with them: the process's number,
-        unless another was set. ValueError for what is no number from 1 to 256.
+        """Return the maximum number of threads of a run, the caller's included: that of the
+        process unless set. Setting it raises ValueError unless it is from 1 to 256.
         """
         return get_global_func("ek.executable.num_threads")(self) or num_threads()
 
@@ -133,7 +132,8 @@ cdef class Executable(Object):
         get_global_func("ek.executable.num_threads")(self, number)
 
     def index(self, name):
-        """Number of a function; an unknown name is an InputError that lists the known ones."""
+        """Return the number of a function. Raises InputError, which lists the known names, for
+        another name."""
         found = self._names().get(name)
         if found is None:
             raise errors.InputError(f"executable: no function named {name!r}; there are "
@@ -141,7 +141,7 @@ cdef class Executable(Object):
         return found
 
     cdef dict _names(self):
-        """Name of each function -> its number."""
+        """Return the numbers of functions by name."""
         if self._indices is None:
             names = _parts(self.handle, EK_PART_GLOBAL)
             self._indices = {name: index for index, name in enumerate(names)}
@@ -155,7 +155,7 @@ _CLASSES[EK_EXECUTABLE] = Executable
 
 
 cdef Executable _checked(ek_object *handle, str source):
-    """The executable of a handle, which it takes over, with all of its metadata in order."""
+    """Return the executable of a handle, which it takes over, after validating its metadata."""
     cdef Executable made = _wrap(Executable, handle)
     made._source = source
     made.metadata
@@ -176,16 +176,16 @@ cdef list _parts(ek_object *executable, int32_t part):
 
 
 cdef class VirtualMachine(Object):
-    """Runs an executable for one caller at a time; make one per thread.
-
-    Python's lock is released during a run.
+    """Virtual machine that runs an executable for one caller at a time; create one per thread. The
+    GIL is released during a run.
     """
 
     cdef readonly Executable executable
-    """The program this machine runs."""
+    """Program that this machine runs."""
 
     def __init__(self, Executable executable not None, executor="vm"):
-        """`executor` "async" runs independent kernels at the same time, "vm" one after another."""
+        """Create a machine. `executor` "async" runs independent kernels concurrently, "vm" one
+        after another."""
         if self.handle != NULL:
             raise RuntimeError("VirtualMachine: initialised twice")
         if executor not in ("vm", "async"):
@@ -196,10 +196,9 @@ cdef class VirtualMachine(Object):
             get_global_func("ek.vm.module")(self)["async"](1)
 
     def limit(self, steps=None, seconds=None):
-        """Stop runs from now on after so many instructions, or so long; None for no limit but that
-        of EKIDEN_MAX_STEPS. Such runs go through the bytecode, also where there is native code.
-
-        A run that reaches it is a RunLimitError. Raises ValueError for what is not positive.
+        """Limit later runs to a number of instructions or seconds; None for no limit except
+        EKIDEN_MAX_STEPS. Limited runs interpret the bytecode even where native code exists. A run
+        that reaches the limit raises RunLimitError. Raises ValueError for what is not positive.
         """
         if steps is not None and not 0 < operator.index(steps) < 2**63:
             raise ValueError(f"steps: a positive number expected, got {steps}")
@@ -219,14 +218,15 @@ cdef class VirtualMachine(Object):
 
 
 def run_arguments(given):
-    """What a run gets of what a user gives it: arrays and tensors that compiled code can read where
-    they lie, as they are; of all else what `tensor` makes.
+    """Convert arguments for a run: arrays and tensors that compiled code can read in place stay as
+    they are, other values are converted by `tensor`.
     """
     return [source if _is_lendable(source) else tensor(source) for source in given]
 
 
 cdef inline bint _is_lendable(object source):
-    """Whether a value is an array or a tensor, readable in place, of elements that have a dtype."""
+    """Return whether a value is an array or tensor that can be borrowed: readable in place, with a
+    runtime dtype."""
     cls = type(source)
     if cls is np.ndarray:
         return _is_direct(<np.ndarray>source) and _is_common(<np.ndarray>source)
@@ -234,7 +234,8 @@ cdef inline bint _is_lendable(object source):
 
 
 cdef tuple _run_arguments(tuple args):
-    """The arguments, with those replaced by copies that compiled code could not read in place."""
+    """Return the arguments, with copies in place of those that compiled code cannot read in
+    place."""
     for source in args:
         if not _is_readable(source):
             return tuple([_readable(item) for item in args])
@@ -251,7 +252,8 @@ cdef inline bint _is_readable(object source):
 
 
 cdef object _readable(object root):
-    """The same with arrays and tensors that compiled code can read; tuples may be nested deeply."""
+    """Return a value whose arrays and tensors compiled code can read, without recursion over
+    nested tuples."""
     cdef dict made = {}            # id of a tuple -> what it becomes; the root keeps all ids alive
     cdef list stack = [root]
     while stack:
@@ -267,7 +269,7 @@ cdef object _readable(object root):
 
 
 cdef object _readable_one(object source, dict made):
-    """A value whose tuples are made."""
+    """Convert a value whose nested tuples have been converted."""
     if _is_readable(source):
         return source
     if isinstance(source, tuple):
@@ -291,7 +293,7 @@ cdef object _invoke(ek_object *vm, int32_t index, Arguments arguments):
 
 
 cdef unsigned long _main_thread = 0
-"""The thread on which Python handles signals."""
+"""Id of the thread on which Python handles signals."""
 
 
 def _note_main_thread():
@@ -300,8 +302,8 @@ def _note_main_thread():
 
 
 cdef int _handle_signals() noexcept nogil:
-    """Call the handlers of signals that have come meanwhile; what one raises ends the run. Other
-    threads than the main one do not even take Python's lock."""
+    """Call the handlers of pending signals; an exception from one ends the run. Threads other than
+    the main one do not acquire the GIL."""
     if PyThread_get_thread_ident() != _main_thread or not Py_IsInitialized():
         return 0
     with gil:
@@ -315,7 +317,7 @@ ek_interrupt_check_set(_handle_signals)
 
 
 cdef class Ref(Object):
-    """A place whose value changes: what `ref(x)` of a program makes.
+    """Mutable reference, the value of `ref(x)` in a program.
 
     It can be an argument of programs; those share it with their caller and with each other. Values
     are as arguments are: a Tensor, an array (of which a Tensor is made), data, a tuple.
@@ -330,7 +332,7 @@ cdef class Ref(Object):
 
     @property
     def value(self):
-        """What it holds now."""
+        """Return the current value."""
         return get_global_func("ek.reference.read")(self)
 
     @value.setter

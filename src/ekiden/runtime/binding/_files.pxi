@@ -69,7 +69,7 @@ cdef int _append(Listing *found, const void *data, size_t size) noexcept nogil:
 
 
 cdef bint _ends(const char *name, size_t length, const char *endings) noexcept nogil:
-    """Whether a name ends as one of those that `endings` has, each behind its length."""
+    """Return whether a name has one of the suffixes in `endings`, each preceded by its length."""
     cdef size_t size
     while endings[0]:
         size = endings[0]
@@ -119,7 +119,7 @@ cdef int _list(Listing *found, int folder, size_t at, const char *endings) noexc
 
 
 def _states_below(str folder not None, tuple endings not None):
-    """As `ekiden.runtime.files.folder_fingerprint` says."""
+    """Implement `ekiden.runtime.files.folder_fingerprint`."""
     cdef Listing found
     cdef bytes name = os.fsencode(folder)
     cdef bytes ends = b"".join(bytes([len(e)]) + e.encode() for e in endings) + b"\0"

@@ -20,7 +20,7 @@ cdef ErrorSet _their_error_set = NULL
 
 
 cdef object _their_core():
-    """The package's extension if the user has imported it, else None."""
+    """Return the extension of the apache-tvm-ffi package if the user has imported it, else None."""
     core = sys.modules.get("tvm_ffi.core")
     return core if core is None or _their_error_set != NULL or _find_their_functions() else None
 
@@ -54,7 +54,7 @@ cdef bint _is_their_shape(object source) except -1:
 
 
 cdef int _set_foreign(Call *call, object source, ek_value *out) except -1:
-    """An argument that is an object of the package."""
+    """Convert an argument that is an object of the package."""
     cdef ek_value theirs
     theirs.v.ptr = <void *><size_t>source.__chandle__()
     theirs.small_len = 0
@@ -68,13 +68,13 @@ cdef int _set_foreign(Call *call, object source, ek_value *out) except -1:
 # Values -------------------------------------------------------------------------------------------
 
 cdef bint _is_plain(int32_t index) noexcept nogil:
-    """Whether values of a type mean the same on both sides."""
+    """Return whether both runtimes represent values of a type alike."""
     return (index < EK_OBJECT and index != EK_OBJECT_RVALUE_REF) or index == EK_STR or \
         index == EK_BYTES or index == EK_SHAPE or index == EK_ERROR
 
 
 cdef int _adopt(const ek_value *value, ek_value *out) noexcept nogil:
-    """Their value as ours, owned."""
+    """Convert a value of the other runtime to ours, owned."""
     cdef int32_t index = value.type_index
     out[0] = value[0]
     if _is_plain(index):
@@ -96,7 +96,7 @@ cdef int _adopt(const ek_value *value, ek_value *out) noexcept nogil:
 
 
 cdef int _offer(const ek_value *value, ek_value *out) noexcept nogil:
-    """Our value as theirs, owned."""
+    """Convert our value to one of the other runtime, owned."""
     cdef int32_t index = value.type_index
     out[0] = value[0]
     if _is_plain(index) or index == EK_TENSOR:
@@ -126,7 +126,7 @@ cdef int _convert_pairs(ek_map *map, ek_value *out) noexcept nogil:
 
 cdef int _convert_values(const ek_value *values, int64_t size, int32_t type, Convert convert,
                          ek_value *out) noexcept nogil:
-    """A container of converted values."""
+    """Create a container of converted values."""
     cdef ek_value *made = <ek_value *>malloc((size + 1) * sizeof(ek_value))
     cdef ek_object *container = NULL
     cdef int64_t count = 0
@@ -154,7 +154,7 @@ cdef void _release_theirs(void *object) noexcept nogil:
 
 
 cdef int _adopt_tensor(ek_object *theirs, ek_value *out) noexcept nogil:
-    """A tensor of ours over the memory of theirs."""
+    """Create a tensor over the memory of the other runtime's tensor."""
     cdef ek_object *made = NULL
     out.type_index = EK_NONE
     if ek_tensor_strided(NULL, &(<ek_tensor *>theirs).dl, 0, &made) != 0:
@@ -182,7 +182,7 @@ cdef int _call_their_global(const char *name, const ek_value *args, int32_t narg
 
 
 cdef int _adopt_map(const ek_value *theirs, ek_value *out) noexcept nogil:
-    """Their map as ours, through the functions they iterate with."""
+    """Convert the other runtime's map to ours by its iterator functions."""
     cdef ek_value size = ek_value_none()
     cdef ek_value iterator = ek_value_none()
     cdef ek_value theirs_array = ek_value_none()
@@ -232,7 +232,7 @@ cdef int _iterate_their_map(ek_object *iterator, ek_value *pairs, int64_t count)
 # Errors -------------------------------------------------------------------------------------------
 
 cdef int _take_their_error() noexcept nogil:
-    """Makes their pending error this thread's of ours; returns -1."""
+    """Move the other runtime's pending error to ours, and return -1."""
     cdef ek_object *error = NULL
     _their_error_move(&error)
     if error == NULL:
@@ -243,7 +243,7 @@ cdef int _take_their_error() noexcept nogil:
 
 
 cdef int _give_our_error() noexcept nogil:
-    """Makes our pending error theirs; returns -1."""
+    """Move our pending error to the other runtime, and return -1."""
     cdef ek_object *error = ek_error_take()
     if error == NULL:
         ek_error(b"InternalError", b"native code failed without saying why")
@@ -258,7 +258,7 @@ cdef int _give_our_error() noexcept nogil:
 cdef int _call_converted(ek_object *function, Convert convert_args, Convert convert_result,
                          const ek_value *args, int32_t nargs, ek_value *ret,
                          bint theirs) noexcept nogil:
-    """Calls with converted arguments, converts the result; -1 leaves an error of ours."""
+    """Call with converted arguments and convert the result. Returns -1 with an error of ours."""
     cdef ek_value inplace[INPLACE]
     cdef ek_value *made = inplace
     cdef ek_value result = ek_value_none()
@@ -289,12 +289,12 @@ cdef int _call_converted(ek_object *function, Convert convert_args, Convert conv
 
 cdef int _call_theirs(void *self, const ek_value *args, int32_t nargs,
                       ek_value *ret) noexcept nogil:
-    """What one of their functions is to us."""
+    """Call the other runtime's function from ours (its ek_packed entry)."""
     return _call_converted(<ek_object *>self, _offer, _adopt, args, nargs, ret, True)
 
 
 cdef int _call_ours(void *self, const ek_value *args, int32_t nargs, ek_value *ret) noexcept nogil:
-    """What one of our functions is to them."""
+    """Call our function from the other runtime (its safe_call entry)."""
     if _call_converted(<ek_object *>self, _adopt, _offer, args, nargs, ret, False) == 0:
         return 0
     return _give_our_error()
@@ -322,12 +322,12 @@ cdef int _offer_function(ek_object *ours, ek_value *out) noexcept nogil:
 
 cdef int _serve_theirs(void *self, const ek_value *args, int32_t nargs,
                        ek_value *ret) noexcept nogil:
-    """A PackedFunc as the function of theirs that keeps it alive."""
+    """Create a function of the other runtime that keeps a PackedFunc alive."""
     return _call_ours((<Object><PyObject *>self).handle, args, nargs, ret)
 
 
 cdef object _their_function(PackedFunc function):
-    """A function of the package that calls ours."""
+    """Return a function of the package that calls ours."""
     return _their_core().Function.__from_extern_c__(<size_t><void *>_serve_theirs,
                                                     keep_alive_object=function)
 

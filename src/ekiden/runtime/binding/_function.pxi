@@ -1,7 +1,7 @@
 # Functions, and the registry of global ones.
 
 cdef class PackedFunc(Object):
-    """A function of the runtime, callable from Python.
+    """Packed function of the runtime, callable from Python.
 
     Arguments may be None, bool, int, float, str, bytes, dtypes, devices, tuples, lists, Python
     functions, NumPy arrays (shared, not copied), DLPack producers, exceptions and objects of the
@@ -18,7 +18,7 @@ cdef class PackedFunc(Object):
                             PyTuple_GET_SIZE(args), NULL)
 
     def __tvm_ffi_object__(self):
-        """This function as one of the TVM-FFI package's, which asks for it."""
+        """Return this function as one of the TVM-FFI package, which calls this method."""
         return _their_function(self)
 
     def __repr__(self):
@@ -26,7 +26,8 @@ cdef class PackedFunc(Object):
 
 
 cdef object _call_packed(PyObject *self, PyObject **sources, size_t nargsf, PyObject *names):
-    """What calling a PackedFunc runs: CPython's vectorcall, which makes no tuple."""
+    """Implement calls of a PackedFunc by CPython's vectorcall protocol (PEP 590), which builds no
+    tuple."""
     cdef ek_object *function = (<Object>self).handle
     cdef Py_ssize_t count = nargsf & ~PY_VECTORCALL_ARGUMENTS_OFFSET
     cdef ek_value values[INPLACE]
@@ -58,7 +59,7 @@ cdef object _call_many(ek_object *function, tuple args):
 
 
 cdef inline object _call(ek_object *function, Call *call, int32_t count):
-    """Calls, then settles the call."""
+    """Call a function, then settle the call."""
     cdef ek_value result = ek_value_none()
     cdef int status
     cdef PyThreadState *mine
@@ -112,7 +113,7 @@ cdef void _delete_python(void *self, int flags) noexcept nogil:
 
 
 cdef ek_object *_function_from(object callable) except NULL:
-    """A function object that calls a Python callable. The caller owns the reference."""
+    """Return a function object that calls a Python callable. The caller owns the reference."""
     cdef PythonFunction *made = <PythonFunction *>malloc(sizeof(PythonFunction))
     if made == NULL:
         raise MemoryError
@@ -143,7 +144,7 @@ cdef int _call_python(void *self, const ek_value *args, int32_t nargs,
 
 cdef int _enter_python(PythonFunction *function, const ek_value *args, int32_t nargs,
                        ek_value *ret) noexcept:
-    """Calls a Python callable; the caller has Python's lock."""
+    """Call a Python callable. The caller holds the GIL."""
     cdef PyObject *inplace[INPLACE + 1]
     cdef PyObject **items = inplace
     cdef PyObject *callable = function.callable
@@ -173,7 +174,7 @@ ctypedef int (*RunPython)(PyObject *callable, const ek_value *args, int32_t narg
 
 cdef int _run_python(PyObject *callable, const ek_value *args, int32_t nargs, PyObject **items,
                      ek_value *ret) except -1:
-    """Leaves the owned result in '*ret', and in 'items' what the caller must drop."""
+    """Store the owned result in '*ret', and in 'items' the objects that the caller must release."""
     cdef ek_value result = ek_value_none()
     cdef object item
     cdef int32_t i
@@ -190,7 +191,7 @@ cdef int _run_python(PyObject *callable, const ek_value *args, int32_t nargs, Py
 
 
 cdef int _reclaim_lent(Tensor tensor, int status, ek_value *ret) noexcept:
-    """What a callee keeps of a tensor that was lent for the call gets memory of its own."""
+    """Give a lent tensor that the callee has retained memory of its own."""
     if Py_REFCNT(tensor) == 1 and EK_REFS(tensor.handle) == EK_REFS_NEW:
         return status
     try:
@@ -203,7 +204,7 @@ cdef int _reclaim_lent(Tensor tensor, int status, ek_value *ret) noexcept:
 
 
 def convert_to_function(function):
-    """The PackedFunc of a Python callable; a PackedFunc stays what it is."""
+    """Return the PackedFunc of a Python callable, or a PackedFunc unchanged."""
     if isinstance(function, PackedFunc):
         return function
     if not callable(function):
@@ -212,14 +213,13 @@ def convert_to_function(function):
 
 
 _callables = {}
-"""Callables of Python by the name that they were registered under last."""
+"""Python callables by the name that they were last registered under."""
 
 
 def register_func(func_name, f=None, bint override=False):
-    """Make a function known to all languages under a name.
-
-    Without `f` this is a decorator, which leaves the function as it is; without a name too it takes
-    the function's own. A name that is taken is a ValueError unless `override`.
+    """Register a global function for all languages. Without `f` this is a decorator that returns
+    the function unchanged; without a name it uses the function's own. Raises ValueError for a
+    registered name unless `override`.
     """
     if callable(func_name):
         return register_func(func_name.__name__, func_name, override)
@@ -234,7 +234,8 @@ def register_func(func_name, f=None, bint override=False):
 
 
 def get_global_func(str name not None, bint allow_missing=False):
-    """The function of that name. If there is none: None if allow_missing, else a ValueError."""
+    """Return the global function of a name. If there is none, return None with `allow_missing`,
+    else raise ValueError."""
     cdef ek_object *found = ek_registry_get(name.encode())
     if found == NULL:
         load_deferred()
@@ -247,7 +248,7 @@ def get_global_func(str name not None, bint allow_missing=False):
 
 
 def remove_global_func(str name not None):
-    """Take a name out of the registry; whether it was there."""
+    """Remove a name from the registry, and return whether it was registered."""
     _callables.pop(name, None)
     return bool(ek_registry_remove(name.encode()))
 
@@ -258,7 +259,7 @@ def registered_callables():
 
 
 def list_global_func_names():
-    """The names of all global functions, sorted."""
+    """Return the sorted names of all global functions."""
     cdef ek_object *names = NULL
     load_deferred()
     _check(ek_registry_names(&names))

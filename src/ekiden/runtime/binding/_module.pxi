@@ -1,7 +1,7 @@
 # Modules: what gives functions by name.
 
 cdef class Module(Object):
-    """A collection of functions: a shared library, native code in memory, an executable.
+    """Module, a collection of functions: a shared library, native code in memory, an executable.
 
     A function keeps its module alive. `sources` is None, or what `get_source` reads.
     """
@@ -9,9 +9,9 @@ cdef class Module(Object):
     cdef public object sources
 
     def get_function(self, str name not None, bint query_imports=True):
-        """The function of that name, here or in an imported module; else an AttributeError.
-
-        Imported modules are always asked; `query_imports` is there for programs that say so.
+        """Return the function of a name, in this or an imported module. Raises AttributeError if
+        there is none. Imported modules are always searched; `query_imports` exists for TVM's
+        signature.
         """
         found = _find_function(self, name)
         if found is None:
@@ -26,28 +26,27 @@ cdef class Module(Object):
         return _find_function(self, name) is not None
 
     def implements_function(self, name, bint query_imports=True):
-        """Whether there is a function of that name, here or in an imported module."""
+        """Return whether this or an imported module has a function of that name."""
         return name in self
 
     @property
     def entry_name(self):
-        """The name of the function that calling the module calls: its only one, or `main`."""
+        """Return the name of the entry function: the only function, or `main`."""
         names = self.names()
         return names[0] if len(names) == 1 else "main"
 
     @property
     def entry_func(self):
-        """The function that calling the module calls."""
+        """Return the entry function, which calling the module calls."""
         return self[self.entry_name]
 
     def __call__(self, *arguments):
         return self.entry_func(*arguments)
 
     def get_source(self, str fmt not None=""):
-        """The text the module was made from, in a format of `sources`; the first by default. One of
-        a device's kernels has their code.
-
-        A ValueError lists the formats there are.
+        """Return the source text of the module in a format of `sources`, by default the first. A
+        module of device kernels returns their code. Raises ValueError, which lists the formats,
+        for another one.
         """
         if self.sources is None and self.kind == "device":
             self.sources = _device_code().sources_by_format(self.to_bytes())
@@ -60,8 +59,8 @@ cdef class Module(Object):
         return text() if callable(text) else text
 
     def save(self, path, str fmt not None=""):
-        """Write what a compiler or a reader takes: an object (`.o`), C, or the text of a format of
-        `get_source` (`.ll`, `.s`). `fmt` says which where the suffix does not.
+        """Write an object file (`.o`), C, or the text of a format of `get_source` (`.ll`, `.s`).
+        `fmt` selects the format where the suffix does not.
 
         `contrib.cc.create_shared` makes a library of an object. Raises ExportError.
         """
@@ -69,18 +68,18 @@ cdef class Module(Object):
 
     @property
     def kind(self):
-        """The kind of module: "library", "image", "executable" or a third party's."""
+        """Return the kind of module: "library", "image", "executable" or a third party's."""
         return _module_part(self, EK_MODULE_KIND)
 
     @property
     def format(self):
-        """The kind of module; TVM's name."""
+        """Return the kind of module (TVM's name)."""
         return self.kind
 
     @property
     def type_key(self):
-        """What made the code, as TVM has it: "llvm" or "c" for native code in memory, the kind of
-        device ("cuda") for its kernels; of others their kind.
+        """Return TVM's type key: "llvm" or "c" for native code in memory, the device type ("cuda")
+        for device kernels, else the kind.
         """
         if self.kind == "device":
             return _device_code().device_type_of_kernels(self.to_bytes())
@@ -94,12 +93,13 @@ cdef class Module(Object):
         return f"Module({self.type_key}, {<size_t>self.handle:x})"
 
     def names(self):
-        """Names of the functions of this module alone; empty where the kind cannot list them."""
+        """Return the names of this module's own functions; empty where the kind cannot list
+        them."""
         return _module_part(self, EK_MODULE_NAMES)
 
     def to_bytes(self):
-        """This module without what it imports, as bytes that `ek_module_from_bytes` reads. A
-        ValueError for a kind that cannot be saved, such as a shared library.
+        """Serialise this module without its imports to bytes that `ek_module_from_bytes` reads.
+        Raises ValueError for a kind that cannot be saved, such as a shared library.
         """
         return _module_part(self, EK_MODULE_BYTES)
 
@@ -115,24 +115,23 @@ cdef class Module(Object):
 
     @property
     def imported_modules(self):
-        """The modules that are asked for functions this one does not have, in order."""
+        """Return the imported modules, in search order."""
         return _module_part(self, EK_MODULE_IMPORTS)
 
     def import_module(self, Module module not None):
-        """Look for functions also in another module, after those imported before.
-
-        A module that reaches this one is a ValueError.
+        """Import a module, which is searched after those imported before. Raises ValueError for an
+        import cycle.
         """
         _check(ek_module_import(self.handle, module.handle))
 
     def clear_imports(self):
-        """Ask no other module any more."""
+        """Remove all imports."""
         _check(ek_module_import(self.handle, NULL))
 
     def time_evaluator(self, func_name, dev=None, int number=10, int repeat=1, int min_repeat_ms=0,
                        int limit_zero_time_iterations=100, int cooldown_interval_ms=0,
                        int repeats_to_cooldown=1, Py_ssize_t cache_flush_bytes=0, f_preproc=""):
-        """What measures a function of this module; calling it with arguments gives times.
+        """Return an evaluator that measures a function of this module when called with arguments.
 
         Runs once to warm up, then `repeat` times `number` calls in a row, without Python's lock;
         `number` grows until a repeat takes `min_repeat_ms`. Before each repeat as many bytes are
@@ -154,7 +153,7 @@ cdef class Module(Object):
 
 
 cdef object _device_code():
-    """What reads the kernels of devices, which few programs do."""
+    """Import the reader of device kernels on first use."""
     return importlib.import_module("ekiden.runtime.artifact.device_code")
 
 
@@ -185,7 +184,7 @@ cdef double _now() noexcept nogil:
 
 
 cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize_t flush, where):
-    """Seconds of so many calls, one after the other, and of what they left running on devices."""
+    """Return the seconds of consecutive calls, including the work that they queued on devices."""
     cdef Arguments arguments = Arguments(args)
     cdef ek_value result = ek_value_none()
     cdef int status = 0
@@ -213,7 +212,7 @@ _CLASSES[EK_MODULE] = Module
 
 
 def load_image(data):
-    """The module of a native code image. Damaged bytes are a LoadError."""
+    """Load a native code image as a module. Raises LoadError for damaged bytes."""
     cdef const unsigned char[::1] view = memoryview(data).cast("B")
     cdef ek_object *out = NULL
     cdef const void *start = &view[0] if view.shape[0] else NULL
@@ -235,8 +234,8 @@ def module_from_bytes(data):
 
 
 def load_device_code(data):
-    """The module of kernels for devices, from bytes as an artifact has them. Damaged bytes are a
-    LoadError.
+    """Load a module of device kernels from the bytes of an artifact's section. Raises LoadError
+    for damaged bytes.
     """
     cdef const unsigned char[::1] view = memoryview(data).cast("B")
     cdef ek_object *out = NULL
@@ -265,7 +264,7 @@ def load_module(path):
 
 
 def service_address(str name not None):
-    """Address of a service of the runtime to compiled code, such as 'ek_parallel_for'."""
+    """Return the address of a runtime service of compiled code, such as 'ek_parallel_for'."""
     cdef ek_address address = ek_service(name.encode())
     if address == NULL:
         raise ValueError(f"service_address: the runtime has no service {name!r}")
@@ -273,7 +272,7 @@ def service_address(str name not None):
 
 
 def num_threads(n=0):
-    """Number of threads that share a parallel loop; first set to n if that is positive."""
+    """Return the number of threads of parallel loops, after setting it to n if that is positive."""
     cdef int result
     cdef int number = <int>min(max(operator.index(n), 0), INT_MAX)
     with nogil:
@@ -284,18 +283,18 @@ def num_threads(n=0):
 
 
 def allocation_count():
-    """How often the runtime asked the system for memory since the process began."""
+    """Return the number of allocations requested from the system since the process began."""
     return ek_pool_get_stats().system_allocations
 
 
 def _pool_stats():
-    """The fields of ek_pool_stats in their order; runtime.memory_stats names them."""
+    """Return the fields of ek_pool_stats in order; runtime.memory_stats names them."""
     cdef ek_pool_stats stats = ek_pool_get_stats()
     return (stats.system_allocations, stats.bytes_held, stats.bytes_free, stats.bytes_in_use,
             stats.bytes_peak, stats.bytes_limit)
 
 
 def trim_pools():
-    """Give memory that is kept for reuse back to the system."""
+    """Return cached memory to the system."""
     with nogil:
         ek_pool_trim()

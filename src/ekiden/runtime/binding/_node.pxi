@@ -14,15 +14,15 @@ cdef object _build_node = None
 
 
 def set_node_hooks(read, build):
-    """How the compiler's nodes are read and made: `read(node, name)` gives a field as something
-    that can cross, `build(cls, fields)` a node.
+    """Set the hooks for the compiler's nodes: `read(node, name)` returns a field in a form that
+    can be converted, `build(cls, fields)` constructs a node.
     """
     global _read_node_field, _build_node
     _read_node_field, _build_node = read, build
 
 
 def define_node_class(cls not None, list keys not None, list fields not None):
-    """Make a class of nodes a type for all languages: `keys` are those of its parents, the first
+    """Register a class of nodes as a runtime type: `keys` are those of its parents, the first
     below EK_OBJECT, and its own; `fields` are (name, annotation, whether it may be left out, whether
     equality ignores it), those of its parents too.
     """
@@ -65,7 +65,7 @@ def define_node_class(cls not None, list keys not None, list fields not None):
 
 
 def is_node_type(str type_key not None):
-    """Whether objects of a type are nodes of the compiler."""
+    """Return whether objects of a type are nodes of the compiler."""
     return ek_type_index(type_key.encode()) in _NODE_CLASSES
 
 
@@ -86,7 +86,7 @@ cdef void _forget_node(PythonNode *handle) noexcept:
 
 
 cdef ek_object *_node_from(object source) except NULL:
-    """The handle of a node. The caller owns the reference."""
+    """Return the handle of a node. The caller owns the reference."""
     cdef PythonNode *made
     cdef ek_object *known
     index = _NODE_INDICES.get(type(source))
@@ -157,7 +157,7 @@ cdef void _delete_opaque(void *self, int flags) noexcept nogil:
 
 
 cdef ek_object *_opaque_from(object source) except NULL:
-    """An object that holds a Python object. The caller owns the reference."""
+    """Return an object that holds a Python object. The caller owns the reference."""
     cdef OpaqueObject *made = <OpaqueObject *>malloc(sizeof(OpaqueObject))
     if made == NULL:
         raise MemoryError

@@ -9,7 +9,7 @@ cdef enum:
 
 @cython.freelist(64)               # for the classes without members of their own, as Tensor
 cdef class Object:
-    """A reference to an object of the runtime. Holds it until the handle dies.
+    """Handle of a runtime object, which it keeps alive.
 
     Fields and methods that the type was defined with, in any language, are attributes. Equality is
     identity; `structural_equal` compares meaning. The class of a type makes objects:
@@ -29,8 +29,9 @@ cdef class Object:
         self.handle = _make_object(type(self), args, fields)
 
     def __init_handle_by_constructor__(self, constructor, *args):
-        """Become what a function of the runtime makes of the arguments: TVM's way to write
-        `__init__`. The function, its name, or the key of a type, whose fields the arguments are.
+        """Initialise the handle with the result of a runtime function (TVM's way to write
+        `__init__`). The constructor is the function, its name, or the key of a type, whose fields
+        the arguments are.
         """
         cdef Object made
         if self.handle != NULL:
@@ -43,7 +44,7 @@ cdef class Object:
 
     @property
     def type_key(self):
-        """The name under which the runtime knows the type."""
+        """Return the type key."""
         return ek_type_key(self.handle.type_index).decode()
 
     def __getattr__(self, name):
@@ -69,17 +70,17 @@ cdef class Object:
         return graph_json().load_json, (graph_json().save_json(self),)
 
     def same_as(self, other):
-        """Whether both are the same object of the runtime."""
+        """Return whether both are handles of the same object."""
         return self == other
 
 
 cdef object graph_json():
-    """The module that saves objects, which is above this one and there by the time of a call."""
+    """Import the module that serialises objects, which depends on this one."""
     return sys.modules["ekiden.runtime.artifact.graph_json"]
 
 
 cdef void _release_object(ek_object *object) noexcept:
-    """Drops a reference; freeing something large must not stop other Python threads."""
+    """Release a reference without the GIL, since freeing a large object takes long."""
     cdef ek_tensor *tensor = <ek_tensor *>object
     cdef PyObject *source
     if EK_REFS(object) != EK_REFS_NEW:
@@ -107,9 +108,8 @@ cdef Object _wrap(cls, ek_object *handle):
 
 
 cdef class WeakRef:
-    """Refers to an object of the runtime without keeping it alive.
-
-    Calling it gives the object, or None once it has died, whichever language held it last.
+    """Weak reference to a runtime object. Calling it returns the object, or None once it has been
+    deleted, whichever language held it last.
     """
 
     cdef ek_object *handle
@@ -135,7 +135,7 @@ cdef class WeakRef:
 # Classes ------------------------------------------------------------------------------------------
 
 cdef class Field:
-    """An attribute that reads and writes a field of an object."""
+    """Descriptor that reads and writes a field of an object."""
 
     cdef const ek_field *field
     cdef readonly str __name__
@@ -161,7 +161,7 @@ cdef class Field:
 
 
 cdef class Method:
-    """An attribute that is a function whose first argument is the object."""
+    """Descriptor of a method: a function whose first argument is the object."""
 
     cdef object function
     cdef readonly str __name__
@@ -177,7 +177,8 @@ cdef dict _SEEN = {}               # class -> address of the type information it
 
 
 cdef bint _refresh(cls, int32_t index) except -1:
-    """Gives a class the fields and methods its type has by now; whether there was news."""
+    """Add the fields and methods that the class's type has gained, and return whether there were
+    any."""
     cdef const ek_type_info *info = ek_type_get(index)
     cdef Field field
     cdef Method method
@@ -205,13 +206,15 @@ cdef bint _refresh(cls, int32_t index) except -1:
 
 
 cdef set _own_names(cls):
-    """What a user's class says itself, and so decides; the defaults of its fields do not count."""
+    """Return the names that a user's class defines itself, which take precedence, without defaults
+    of fields."""
     names = {name for name, value in vars(cls).items() if not isinstance(value, (Field, Method))}
     return names - set(vars(cls).get("__annotations__", ()))
 
 
 cdef object _class_of(int32_t index):
-    """The class of a type: the registered one, or one made here from what the runtime knows."""
+    """Return the class of a type: the registered one, or one created here from the type's
+    reflection record."""
     cdef const ek_type_info *info
     found = _CLASSES.get(index)
     if found is not None:
@@ -235,9 +238,8 @@ cdef object _bind_class(cls, int32_t index):
 
 
 def object_class(str type_key not None):
-    """The Python class of a type of the runtime, whichever language defined it.
-
-    A type that is not known is a ValueError.
+    """Return the Python class of a runtime type, whichever language defined it. Raises ValueError
+    for an unknown type.
     """
     index = ek_type_index(type_key.encode())
     if index < 0:
@@ -249,10 +251,8 @@ def object_class(str type_key not None):
 
 
 def make_node(str type_key not None, **fields):
-    """A new object of a type, from the values of its fields; of a type of the compiler's, a node.
-    TVM's name.
-
-    The constructor of a Python class that is registered for the type is not run.
+    """Construct an object of a type from the values of its fields, or a node of a compiler type
+    (TVM's name). The constructor of a registered Python class is not run.
     """
     cdef ek_object *made = _make_object(object_class(type_key), (), fields)
     try:
@@ -262,7 +262,7 @@ def make_node(str type_key not None, **fields):
 
 
 def is_defined(str type_key not None):
-    """Whether a type is known and its fields are, so that objects of it can be made."""
+    """Return whether a type and its fields are defined, so that objects can be constructed."""
     index = ek_type_index(type_key.encode())
     if index < 0:
         load_deferred()
@@ -278,10 +278,9 @@ cdef dict _FIELD_TYPES = {
 
 
 def register_object(type_key=None, *, bint frozen=False):
-    """Make a subclass of Object the class of all objects whose type has this key.
-
-    A class decorator. A type that is new is registered below the type of the class's base. If it
-    has no fields yet, the class's annotations define them, for all languages:
+    """Register a subclass of Object as the class of all objects of a type key. A class decorator.
+    A type that is new is registered below the type of the class's base. If it has no fields yet,
+    the class's annotations define them, for all languages:
 
         @register_object("myns.Point")
         class Point(Object):
@@ -309,7 +308,7 @@ def register_object(type_key=None, *, bint frozen=False):
 
 
 cdef int32_t _index_of_class(cls) except -2:
-    """The type of a class or of its nearest base that has one."""
+    """Return the type index of a class or of its nearest base that has one."""
     for base in cls.__mro__:
         if base in _INDICES:
             return _INDICES[base]
@@ -317,7 +316,7 @@ cdef int32_t _index_of_class(cls) except -2:
 
 
 cdef int _define_type(cls, int32_t index, bint frozen) except -1:
-    """Defines a type from the annotations of its class."""
+    """Define a type from the annotations of its class."""
     annotations = vars(cls)["__annotations__"]
     cdef int32_t count = <int32_t>len(annotations)
     cdef bytearray memory = bytearray(max(1, count) * sizeof(ek_field))
@@ -349,7 +348,7 @@ cdef int32_t _field_type(object annotation) except? -2:
 
 
 cdef ek_object *_make_object(cls, tuple args, dict fields) except NULL:
-    """A new object of a class's type; arguments are fields, by place and by name."""
+    """Create an object of a class's type from its fields, by position and by name."""
     cdef ek_object *out = NULL
     cdef const ek_type_info *info
     cdef Arguments values
@@ -373,7 +372,7 @@ cdef object _LEFT_OUT = object()
 
 
 cdef list _in_order(str what, list names, tuple args, dict fields):
-    """The values of the fields in their order; _LEFT_OUT where there is none."""
+    """Return the values of the fields in order, _LEFT_OUT for an omitted one."""
     if len(args) > len(names):
         raise TypeError(f"{what}: expected at most {len(names)} fields, got {len(args)}")
     given = dict(zip(names, args))
@@ -424,7 +423,7 @@ cdef str _repr_inside(object value, int depth):
 
 
 def fields_of(Object object not None):
-    """Names and values of an object's fields, those of its parents first."""
+    """Return the names and values of an object's fields, inherited ones first."""
     cdef const ek_type_info *info = ek_type_get(object.handle.type_index)
     cdef ek_value value
     cdef int32_t i
@@ -437,7 +436,7 @@ def fields_of(Object object not None):
 
 
 def structural_equal(a, b):
-    """Whether two values mean the same: equal fields, items and elements, whatever the objects.
+    """Return whether two values are structurally equal: equal fields, items and elements.
 
     Objects of types without fields, and tensors on other devices, are equal only to themselves.
     """
@@ -451,7 +450,7 @@ def structural_equal(a, b):
 
 
 def structural_hash(value):
-    """A number that is equal for values that are `structural_equal`."""
+    """Return a hash that is equal for structurally equal values."""
     cdef Arguments values = Arguments((value,))
     cdef uint64_t result = 0
     cdef int status

@@ -41,7 +41,7 @@ cdef extern from *:
 
 
 cdef int _read_stream(void *self, void *data, size_t size) noexcept nogil:
-    """Fills memory from an object with `recv_into`, such as a socket under TLS."""
+    """Fill memory from an object with `recv_into`, such as a TLS socket."""
     with gil:
         try:
             left = PyMemoryView_FromMemory(<char *>data, size, PyBUF_WRITE)

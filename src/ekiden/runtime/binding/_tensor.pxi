@@ -1,10 +1,8 @@
 # Tensors, and the two ways in and out: NumPy and DLPack.
 
 cdef class Tensor(Object):
-    """An array of the runtime.
-
-    Made by `tensor`, `empty` and `from_dlpack`, and by running programs. Its memory is shared with
-    whatever `numpy()` or DLPack hand out, and lives as long as any of them.
+    """Tensor of the runtime, created by `tensor`, `empty`, `from_dlpack` and runs of programs.
+    Arrays from `numpy()` and DLPack exports share its memory, which lives as long as any of them.
     """
 
     cdef inline ek_dltensor *dl(self) noexcept:
@@ -12,58 +10,58 @@ cdef class Tensor(Object):
 
     @property
     def shape(self):
-        """Length of each dimension."""
+        """Return the length of each dimension."""
         return _dims(self.dl().shape, self.dl().ndim)
 
     @property
     def strides(self):
-        """Steps of each dimension, in elements."""
+        """Return the stride of each dimension in elements."""
         return _dims(self.dl().strides, self.dl().ndim)
 
     @property
     def ndim(self):
-        """Number of dimensions."""
+        """Return the number of dimensions."""
         return self.dl().ndim
 
     @property
     def dtype(self):
-        """Type of the elements in NumPy's spelling."""
+        """Return the dtype of the elements in NumPy's spelling."""
         return _dtype_name(self.dl().dtype)
 
     @property
     def nbytes(self):
-        """Bytes of all elements."""
+        """Return the size of all elements in bytes."""
         return ek_dltensor_nbytes(self.dl())
 
     @property
     def device(self):
-        """Where the data lies."""
+        """Return the device of the data."""
         return Device(self.dl().device.type, self.dl().device.id)
 
     @property
     def readonly(self):
-        """Whether the elements may not be written: constants of an executable, for one."""
+        """Return whether the elements must not be written, as those of an executable's
+        constants."""
         return bool((<ek_tensor *>self.handle).flags & EK_DLPACK_READ_ONLY)
 
     @property
     def is_contiguous(self):
-        """Whether the elements lie in row-major order without gaps."""
+        """Return whether the elements are in row-major order without gaps."""
         return bool(ek_dltensor_is_contiguous(self.dl()))
 
     def numpy(self):
-        """The elements as a NumPy array that shares this tensor's memory.
-
-        Elements of less than a byte, which NumPy does not pack, and those on other devices are
-        copied, and the array is read-only.
+        """Return the elements as a NumPy array that shares this tensor's memory. Sub-byte
+        elements, which NumPy does not pack, and elements on other devices are copied to a
+        read-only array.
         """
         return _to_numpy(self)
 
     def asnumpy(self):
-        """TVM's older name of `numpy`."""
+        """Return `numpy()` (TVM's older name)."""
         return _to_numpy(self)
 
     def contiguous(self):
-        """This tensor if its elements lie in row-major order without gaps, else such a copy."""
+        """Return this tensor if it is contiguous, else a contiguous copy."""
         return self if ek_dltensor_is_contiguous(self.dl()) else self.copyto(self.device)
 
     def copy_from(self, source):
@@ -78,14 +76,14 @@ cdef class Tensor(Object):
         _check(status)
 
     def copyfrom(self, source_array):
-        """Copy from an array, converted to this dtype; returns this tensor. TVM's name."""
+        """Copy from an array, converted to this dtype, and return this tensor (TVM's name)."""
         if not isinstance(source_array, Tensor):
             source_array = numpy.asarray(source_array, dtype=_numpy_dtype(self.dtype))
         self.copy_from(source_array)
         return self
 
     def copyto(self, target, mem_scope=None):
-        """Copy the elements to a tensor, or to a new tensor on a device; returns that tensor."""
+        """Copy the elements to a tensor, or to a new tensor on a device, and return that tensor."""
         cdef Tensor to
         if isinstance(target, Device):
             to = _new_tensor(self.dl().shape, self.dl().ndim, self.dl().dtype, target)
@@ -96,15 +94,15 @@ cdef class Tensor(Object):
         return to
 
     def view(self, shape):
-        """The elements in another shape, without copying; ValueError if their number differs."""
+        """Return the elements in another shape, without copying. Raises ValueError if their number
+        differs."""
         lengths = tuple(shape)
         if math.prod(lengths) != math.prod(self.shape):
             raise ValueError(f"view: {self.shape} and {lengths} have different numbers of elements")
         return _view_bytes(self, lengths, self.dl().dtype)
 
     def reinterpret(self, dtype, shape):
-        """The bytes of this tensor as elements of another type, without copying.
-
+        """Return the bytes of this tensor as elements of another dtype, without copying. Raises
         ValueError if the number of bytes differs.
         """
         return _view_bytes(self, tuple(shape), _dtype_from(dtype))
@@ -136,7 +134,7 @@ cdef class Tensor(Object):
         return _export(self, max_version is not None and max_version[0] >= 1)
 
     def __dlpack_device__(self):
-        """Device type and id, in DLPack's numbers."""
+        """Return the device type and id in DLPack's numbers."""
         return (self.dl().device.type, self.dl().device.id)
 
     def __len__(self):
@@ -224,7 +222,7 @@ cdef Tensor _view_bytes(Tensor self, tuple shape, ek_dtype dtype):
 
 
 cdef np.ndarray _packed_bytes(Tensor self):
-    """The bytes of a contiguous tensor of small elements."""
+    """Return the bytes of a contiguous tensor of sub-byte elements."""
     cdef np.npy_intp size = ek_dltensor_nbytes(self.dl())
     array = np.PyArray_SimpleNewFromData(1, &size, np.NPY_UINT8, ek_dltensor_data(self.dl()))
     np.set_array_base(array, self)
@@ -238,7 +236,7 @@ cdef void _drop_source(void *source) noexcept nogil:
 
 
 cdef inline void _own_memory(ek_tensor *tensor, PyObject *source) noexcept:
-    """From now on the tensor keeps the Python object alive whose memory it shows."""
+    """Make the tensor own the Python object whose memory it shows."""
     if tensor.dispose == NULL:
         Py_INCREF_(source)
         tensor.managed = source
@@ -258,7 +256,7 @@ cdef Deleter _OWN_TENSOR = NULL
 
 
 cdef inline Tensor _wrap_any_tensor(ek_object *handle):
-    """A handle that takes over one reference, to a tensor of ours or over one of others."""
+    """Return a handle that takes over one reference to a tensor of ours or of another library."""
     cdef ek_value adopted
     if handle.deleter == _OWN_TENSOR:
         return _wrap_tensor(handle)
@@ -270,14 +268,15 @@ cdef inline Tensor _wrap_any_tensor(ek_object *handle):
 
 
 cdef ek_object *_view_of(const ek_dltensor *dl, uint64_t flags) except NULL:
-    """A tensor over memory that somebody else keeps alive; any strides."""
+    """Return a tensor with any strides over memory that the caller keeps alive."""
     cdef ek_object *out = NULL
     _check(ek_tensor_strided(NULL, dl, flags, &out))
     return out
 
 
 cdef ek_object *_lend_array(np.ndarray array) except NULL:
-    """A tensor that borrows the array's memory; any strides. The caller owns the reference."""
+    """Return a tensor that borrows the array's memory, with any strides. The caller owns the
+    reference."""
     cdef int64_t strides[EK_MAX_NDIM]
     cdef ek_dltensor dl
     cdef int64_t itemsize = np.PyArray_ITEMSIZE(array)
@@ -301,7 +300,7 @@ cdef ek_object *_lend_array(np.ndarray array) except NULL:
 
 
 cdef Tensor _tensor_of_array(np.ndarray array):
-    """A tensor that shares the array's memory and keeps it alive; any strides."""
+    """Return a tensor that shares the array's memory and keeps it alive, with any strides."""
     cdef ek_object *made = _lend_array(array)
     _own_memory(<ek_tensor *>made, <PyObject *>array)
     return _wrap_tensor(made)
@@ -313,21 +312,21 @@ cdef void *_HANDED_OUT = <void *>2
 
 
 cdef Tensor _lend(const ek_dltensor *dl):
-    """A tensor over what is there for the length of a call."""
+    """Return a tensor that borrows memory for the duration of a call."""
     cdef ek_object *made = _view_of(dl, 0)
     (<ek_tensor *>made).managed = _LENT
     return _wrap_tensor(made)
 
 
 cdef inline void _hand_out(Tensor self) noexcept:
-    """Notes that somebody else has the address of the elements."""
+    """Record that the address of the elements has been handed out."""
     cdef ek_tensor *tensor = <ek_tensor *>self.handle
     if tensor.managed == _LENT:
         tensor.managed = _HANDED_OUT
 
 
 cdef int _unlend(Tensor self) except -1:
-    """Moves the elements of a lent tensor that was kept into memory of its own."""
+    """Copy the elements of a retained lent tensor to memory of its own."""
     cdef ek_tensor *tensor = <ek_tensor *>self.handle
     cdef ek_object *made = NULL
     cdef ek_dltensor *to
@@ -348,19 +347,19 @@ cdef int _unlend(Tensor self) except -1:
 
 
 cdef inline bint _is_direct(np.ndarray array) noexcept:
-    """Whether a kernel can read the array where it lies."""
+    """Return whether a kernel can read the array in place."""
     return np.PyArray_IS_C_CONTIGUOUS(array) and np.PyArray_ISBEHAVED_RO(array)
 
 
 cdef np.ndarray _direct(np.ndarray array):
-    """The array, or a copy of it in row-major order and this machine's byte order."""
+    """Return the array, or a copy in row-major order and native byte order."""
     if _is_direct(array):
         return array
     return numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 cdef int _set_dims(int64_t *dims, tuple lengths) except -1:
-    """Writes a shape and returns the number of its dimensions."""
+    """Write a shape and return the number of its dimensions."""
     cdef int i
     cdef int ndim = <int>len(lengths)
     if ndim > EK_MAX_NDIM:
@@ -380,7 +379,7 @@ cdef Tensor _new_tensor(const int64_t *dims, int ndim, ek_dtype dtype, device):
 
 
 cdef Tensor _packed_tensor(np.ndarray array):
-    """A copy of an array of small elements, which the runtime packs."""
+    """Return a packed copy of an array of sub-byte elements."""
     cdef int64_t dims[EK_MAX_NDIM]
     cdef ek_dtype dtype = _dtype_of_array(array)
     made = _new_tensor(dims, _set_dims(dims, (<object>array).shape), dtype, None)
@@ -389,7 +388,7 @@ cdef Tensor _packed_tensor(np.ndarray array):
 
 
 def tensor(source):
-    """A contiguous tensor of an array, without copying where that is possible.
+    """Return a contiguous tensor of an array, without copying where possible.
 
     Accepts a Tensor, a NumPy array, a DLPack producer, and what `numpy.asarray` accepts. Strided
     arrays, misaligned ones, those in the other byte order, and those of elements of less than a
@@ -407,7 +406,7 @@ def tensor(source):
 
 
 def wait_for(value):
-    """Wait for what computes a value: the devices that its tensors lie on, and those that it names.
+    """Wait for the computation of a value: for the devices of its tensors, and those that it names.
     Tuples and lists stand for what is in them; all else is there already.
     """
     if isinstance(value, (tuple, list)):
@@ -420,7 +419,7 @@ def wait_for(value):
 
 
 def empty(shape, dtype="float32", device=None):
-    """A new tensor whose elements are not set, on the host unless a device is given."""
+    """Return a new uninitialised tensor, on the host unless a device is given."""
     cdef int64_t dims[EK_MAX_NDIM]
     return _new_tensor(dims, _set_dims(dims, tuple(shape)), _dtype_from(dtype), device)
 
