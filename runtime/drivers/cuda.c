@@ -194,8 +194,8 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
 
 static CUdeviceptr address(const void *data) { return (CUdeviceptr)(uintptr_t)data; }
 
-/* What cuMemAlloc gives is aligned to MEMORY_ALIGNMENT; for more, as many bytes more are taken, and
-** the address is moved up. Freeing asks the driver where the block of an address begins. */
+/* cuMemAlloc aligns to MEMORY_ALIGNMENT. For a larger alignment, that many bytes more are allocated
+** and the address is rounded up; device_free asks the driver for the start of the block. */
 static int device_alloc(ek_device device, size_t size, size_t alignment, const char *scope,
                         void **out) {
   char doing[64];

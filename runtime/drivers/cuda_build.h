@@ -4,8 +4,8 @@
 
 #include "ekiden/runtime.h"
 
-/* What kernels are built for: compute capability 9.0 is 90. version: of CUDA, that the driver knows
-** (13000). */
+/* Compilation target of kernels. Compute capability 9.0 is 90; 'version' is the CUDA version that
+** the driver supports (13000 for 13.0). */
 typedef struct cuda_kind {
   int architecture, version;
 } cuda_kind;

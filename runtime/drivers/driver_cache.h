@@ -14,7 +14,7 @@ enum { CACHE_KEY = 40 };
 void cache_key(const void *text, size_t size, char (*names)[256], int n_names, const char *options,
                char *key, size_t capacity);
 
-/* What was kept, in memory from malloc; NULL if nothing was, or it is damaged. */
+/* Return the cached binary in memory from malloc; NULL for a miss or a damaged file. */
 unsigned char *cache_read(const char *key, size_t *size);
 void cache_write(const char *key, const void *data, size_t size);
 

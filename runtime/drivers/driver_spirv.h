@@ -9,7 +9,8 @@
 
 enum { SPIRV_HEAD = 5 };
 
-/* Of an instruction, its first word says how many it has. What is wrong with a module, or NULL. */
+/* Return what is wrong with a module, or NULL. The first word of an instruction holds its length in
+** words (SPIR-V specification 2.3). */
 static inline const char *spirv_fault(const unsigned char *code, size_t size, uint32_t *version) {
   uint32_t word;
   size_t n = size / 4;

@@ -115,8 +115,9 @@ static bool has_core_il(const device_state *state) {
   return sscanf(version, "OpenCL %d.%d", &major, &minor) == 2 && (major > 2 || (major == 2 && minor >= 1));
 }
 
-/* What makes a program of SPIR-V for a device; NULL where nothing does. A device of before 2.1 is not
-** asked through the library, which may call what is not there. */
+/* Return the function that creates a program from SPIR-V for a device; NULL if there is none. A
+** device older than OpenCL 2.1 is not queried through the library, whose dispatch table may lack
+** the entry. */
 static opencl_from_il *il_of(const device_state *state) {
   cl_platform_id platform = NULL;
   if (from_il != NULL && has_core_il(state)) return from_il;
@@ -231,8 +232,8 @@ static int find_memory(ek_device device, device_state *state, const void *at, si
                      device.id, size, at);
 }
 
-/* At least one page more than the bytes fill, so that an address at the end is still this block's:
-** a tensor without elements may begin there. */
+/* Return the reserved address range of a block: at least one page more than its bytes, so that the
+** address past the end still belongs to this block, where an empty tensor may begin. */
 static size_t range_of(size_t size) { return (size / PAGE + 1) * PAGE; }
 
 /* The range costs address space alone. Whoever reads such an address on the host by mistake is

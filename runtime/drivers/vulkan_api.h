@@ -86,7 +86,7 @@ typedef struct vk_instance_info {
   const char *const *extensions;
 } vk_instance_info;
 
-/* What a device can do: a word for each feature, in the order of the specification. */
+/* VkPhysicalDeviceFeatures: a VkBool32 for each feature, in the order of the specification. */
 typedef struct vk_features {
   uint32_t others[39], float64, int64, int16, more[13];
 } vk_features;

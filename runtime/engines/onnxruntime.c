@@ -187,7 +187,7 @@ static int run(void *self, const ek_dltensor *const *tensors, int32_t n) {
   return check(r->host, "RunError", "run", r->name, status);
 }
 
-/* What all regions share. */
+/* Initialise the state that all regions share: environment, memory info, allocator. */
 static int set_up(const ek_engine_host *host) {
   static const char *const doing = "open the engine", *const name = "onnxruntime";
   if (env == NULL &&

@@ -261,8 +261,9 @@ static void compute_sizes(const program *p, run *r) {
   }
 }
 
-/* In this order, as each needs the one before: ranks and types, symbols from shapes, sizes from
-** symbols, shapes against sizes, working memory by sizes. */
+/* Bind the arguments of a run. The order matters, as each step needs the one before: check ranks
+** and types, bind symbols from shapes, compute sizes from symbols, check shapes against sizes,
+** allocate working memory by sizes. */
 static int bind_arguments(const program *p, run *r, const ek_value *args) {
   for (int64_t i = 0; i < p->n_params; i++) {
     if (expect_argument(p, i, &args[i]) != 0) return -1;

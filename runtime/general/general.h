@@ -37,8 +37,8 @@ enum { MAGIC = 0x454b4746, VERSION = 4, MAX_AXES = 16, MAX_SYMBOLS = 256, MAX_RE
 
 enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };
 
-/* What registers hold: one of these per element, whatever it is in memory. Half floats are float32
-** there, rounded by O_WRAP. */
+/* Kind of a register's elements, whatever their type in memory. Half floats are float32 in
+** registers, rounded by O_WRAP. */
 enum kind { K_F32, K_F64, K_INT };
 
 enum size_op { S_CONST, S_SYMBOL, S_ADD, S_SUB, S_MUL, S_DIV, S_FLOORDIV, S_FLOORMOD, S_MIN, S_MAX,
@@ -92,7 +92,7 @@ typedef struct program {
   stage *stages;               /* owned */
 } program;
 
-/* One run of a program. */
+/* State of one run of a program. */
 typedef struct run {
   const program *of;
   int64_t *sizes;

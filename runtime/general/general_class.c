@@ -25,9 +25,9 @@ static inline float from_float16(uint16_t x) {
   return made.f;
 }
 
-/* To the nearest, ties to even. Below 2^-14 the sum with 1/2 lines the bits up and rounds them, by
-** the rounding of the addition itself; above, half of the last place kept is added, less one where
-** that place is even. From 2^16 on there is none but infinity. */
+/* Round to float16, to nearest, ties to even. Below 2^-14 (subnormal results) adding 1/2 aligns the
+** bits and the addition itself rounds them; above, half of the last kept place is added, less one
+** where that place is even. From 2^16 on the result is infinity. */
 static inline uint16_t to_float16(float x) {
   union { float f; uint32_t i; } from = {x}, y = {fabsf(x)};
   uint32_t sign = from.i >> 16 & 0x8000, bits;
@@ -281,7 +281,8 @@ static inline float erf_of(float x) {
   return y < 1.0f ? x * p : x != x ? x : far;
 }
 
-/* Of 2^n (1 + y) with 1 + y between the roots of 1/2 and 2: n ln 2 + y - y^2 / 2 + y^3 q(y). */
+/* Return log(x) for x = 2^n (1 + y) with 1 + y in [sqrt(1/2), sqrt(2)]: n ln 2 + y - y^2 / 2 + y^3
+** q(y). */
 static inline float log_of(float x) {
   union { float f; int32_t i; } bits = {x < 1.17549435e-38f ? x * 8388608.0f : x};
   int32_t n = (bits.i - 0x3f3504f3) >> 23;
@@ -731,7 +732,7 @@ static int map_some(void *context, int64_t begin, int64_t end) {
   return 0;
 }
 
-/* Sums of the elements of strips. */
+/* Reduce with strips along a result axis: one accumulator strip per output strip. */
 static int reduce_some(void *context, int64_t begin, int64_t end) {
   const work *w = context;
   const loops *p = &w->p;
@@ -755,7 +756,7 @@ static int reduce_some(void *context, int64_t begin, int64_t end) {
   return 0;
 }
 
-/* The same with strips along a reduced axis, which are summed up in the end. */
+/* Reduce with strips along a reduced axis, whose lanes are combined at the end. */
 static int reduce_across(void *context, int64_t begin, int64_t end) {
   const work *w = context;
   const loops *p = &w->p;

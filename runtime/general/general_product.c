@@ -108,7 +108,7 @@ static void next_row(const product *m, int64_t *at) {
   }
 }
 
-/* One row of the left factor. */
+/* Evaluate one row of the left factor into 'row'. */
 static void left_row(const product *m, int64_t *at, strip *R, void *row) {
   const loops *p = &m->left;
   int64_t strips = strips_of(p), turns = count(p, p->n_spatial, p->n_axes);
@@ -284,8 +284,8 @@ static void lay_out(product *m) {
   if (m->splits > m->chunks) m->splits = m->chunks;
 }
 
-/* How far each term of the sum lies from the first, by the steps of the reduced axes, of which the
-** last one counts words of bytes. */
+/* Compute the offset of each term of the sum from the first, from the strides of the reduced axes,
+** the last of which counts words of bytes. */
 static void find_distances(const product *m, const int64_t *steps, int64_t *found) {
   int64_t extents[MAX_AXES];
   int32_t n = (int32_t)m->s->n_reduced;

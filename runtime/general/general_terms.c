@@ -104,7 +104,7 @@ enum { SUMS, HIGHEST, LOWEST, PRODUCTS, SCALED };
 static some *const kinds[2][5] = {{sums_1, highest_1, lowest_1, products_1, scaled_1},
                                   {sums_4, highest_4, lowest_4, products_4, scaled_4}};
 
-/* One result after the other, for the few that no vector holds. */
+/* Compute results one by one, for a remainder shorter than a vector. */
 static void single(const terms *t, int kind, const float *a, const float *b, int64_t by, float *to) {
   float x = kind == HIGHEST ? -INFINITY : kind == LOWEST ? INFINITY : 0;
   for (int64_t k = 0; k < t->n; k++) {

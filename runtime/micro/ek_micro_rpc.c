@@ -23,7 +23,7 @@ typedef struct {
   uint16_t lanes;
 } dtype;
 
-/* Something that the other side holds. A handle is its place, and how often that was taken. */
+/* Object that the client holds. A handle is its slot and the slot's generation. */
 typedef struct {
   thing_kind kind;
   uint32_t turn;
@@ -494,8 +494,8 @@ static double time_calls(void *const *inputs, void *const *outputs, uint32_t num
   return (double)(state.io->ticks() - start) / (double)state.io->frequency;
 }
 
-/* As time_evaluator does: a repeat that was too short to measure is made with twice as many calls.
-** A clock that stands still would double for ever; 'zeros_limit' ends that. */
+/* Measure as time_evaluator does: a repeat that was too short to measure is repeated with twice as
+** many calls. 'zeros_limit' bounds the doubling if the clock does not advance. */
 static int measure(uint32_t number, uint32_t repeat, uint32_t least_ms, uint32_t zeros_limit,
                    void *const *inputs, void *const *outputs) {
   double times[TIMES];

@@ -1,5 +1,5 @@
-/* How a Cortex-M begins: vectors, the floating-point unit, memory, main. The linker's script has the
-** symbols. */
+/* Start-up code of Cortex-M: vector table, floating-point unit, memory, main. The linker's script
+** has the symbols. */
 #include <stdint.h>
 #include <string.h>
 
@@ -39,8 +39,9 @@ static void __attribute__((noreturn)) leave(uint32_t status) {
 
 void ek_fault(void) { leave(70); }
 
-/* What the stack may grow to is painted below this function's own, and looked at after the run.
-** Interrupts wait meanwhile: what they take comes on top. */
+/* Measure the stack use of a run by painting the memory below this frame and looking for the lowest
+** changed word afterwards. Interrupts are disabled meanwhile, so their stack use is not
+** included. */
 int32_t ek_measure_stack(const ekiden_micro_model *model, void *const *inputs, void *const *outputs,
                          void *const *pools, uint32_t *bytes) {
   static const uint32_t PAINT = 0xa5c35a3c;

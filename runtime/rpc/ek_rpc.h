@@ -37,7 +37,8 @@ typedef struct ek_rpc_options {
   /* Functions of the session, which come before those that are registered: '*found' arrives as NULL
   ** and leaves owned, or NULL for a name that is none. May be NULL. */
   void (*find)(void *self, const char *name, ek_object **found);
-  /* Not 0: the program has heard HELLO itself, and this is the largest message its client takes. */
+  /* Non-zero if the program has received HELLO itself: the largest message that its client
+  ** accepts. */
   uint32_t heard;
 } ek_rpc_options;
 

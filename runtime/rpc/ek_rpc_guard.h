@@ -8,7 +8,7 @@
 /* Seconds of a clock that only goes on. */
 double rpc_seconds(void);
 
-/* How many threads a process has; 0 of one that has ended. */
+/* Return the number of threads of a process; 0 if it has ended. */
 uint32_t rpc_threads_of(pid_t pid);
 
 /* Bytes that a session has on the disk: in its folder, and of files that it has removed. */

@@ -58,7 +58,7 @@ typedef struct rpc_session {
   rpc_far *far;
 } rpc_session;
 
-/* One field of a message, by its letter: a number, bytes, or values. */
+/* Field of a message, selected by its letter: a number, bytes, or values. */
 typedef struct rpc_field {
   uint64_t number;
   ek_bytes bytes;                          /* s, b; for H the handles as they lie, for t the sizes */

@@ -482,7 +482,7 @@ static int run_server(const rpc_settings *settings) {
   return 0;
 }
 
-/* One session on standard input and output, in a program of its own: what this one waits for. */
+/* Run one session on standard input and output in a child process, and wait for it. */
 static int run_pipe(const rpc_settings *settings) {
   rpc_slot slot = {0};
   char folder[FOLDER_BYTES];

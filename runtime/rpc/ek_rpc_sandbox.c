@@ -72,8 +72,8 @@ enum {
   FILE_REMOVE = 1 << 5, FILE_MAKE = 1 << 8, FILE_TRUNCATE = 1 << 14, DEVICE_IOCTL = 1 << 15,
 };
 
-/* What a ruleset governs, as the kernel has it: files (ABI 1), TCP (4), what is reached without a
-** file (6: abstract sockets and signals). */
+/* landlock_ruleset_attr: handled access to files (ABI 1), TCP (ABI 4), and scopes (ABI 6: abstract
+** sockets and signals). */
 typedef struct landlock_rules {
   uint64_t files, tcp, scopes;
 } landlock_rules;

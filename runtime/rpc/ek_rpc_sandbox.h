@@ -35,7 +35,7 @@ typedef struct rpc_limits {
   uint32_t open_files, threads;
 } rpc_limits;
 
-/* What this machine lacks for a sandbox, or NULL. */
+/* Return the name of the kernel feature that a sandbox needs and this machine lacks, or NULL. */
 const char *rpc_lack(void);
 
 /* Starts a program: its process, and in '*walls' what it is behind; or -1 with a sentence in
@@ -52,7 +52,7 @@ int rpc_confine_files(const rpc_program *program, const char *const *devices, in
 /* The ABI of landlock that is used: 0 where there is none. */
 int rpc_landlock(int max_landlock);
 
-/* What programs of every kind read, what nodes of devices they use. */
+/* Paths that every program reads, and device nodes that it may open. */
 extern const char *const rpc_system_paths[], *const rpc_device_paths[];
 
 #endif /* EK_RPC_SANDBOX_H_ */

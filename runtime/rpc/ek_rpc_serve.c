@@ -1,4 +1,4 @@
-/* One session: HELLO, then requests and answers, which nest.
+/* RPC session: HELLO, then requests and answers, which nest.
 **
 ** One thread serves a session, with one receive buffer. While a local function calls a function of
 ** the client, requests that arrive before the answer are served: calls nest as on one stack, and an
@@ -12,7 +12,7 @@
 
 _Thread_local char rpc_thread;
 
-/* One row of the table: the letters of a message's fields. */
+/* Message descriptor: the letters of the message's fields. */
 typedef struct row {
   const char *fields;
   uint32_t least;

@@ -121,15 +121,16 @@ static void pause_ms(uint64_t milliseconds) {
   while (nanosleep(&time, &time) != 0 && errno == EINTR) continue;
 }
 
-/* One byte of each line is enough to have it fetched, and volatile to have it written. */
+/* Evict the caches by writing a buffer larger than they are: one byte per line fetches the line,
+** and volatile keeps the store. */
 static void empty_caches(volatile char *memory, uint64_t size) {
   for (uint64_t i = 0; i < size; i += 64) memory[i] = 1;
 }
 
-/* One repeat of a measurement: '*number' grows until it takes long enough. Seconds, or -1. The
-** number of calls grows by what the last turn says is needed, and at least by the golden ratio, as
-** TVM's time_evaluator has it, so that a first turn that was too long by accident does not stay the
-** measure. */
+/* Measure one repeat, raising '*number' until it takes long enough. Returns seconds, or -1. The
+** number of calls grows by the factor that the last repeat indicates, and at least by the golden
+** ratio, as in TVM's time_evaluator, so that an accidentally slow first repeat does not decide
+** it. */
 static double time_repeat(ek_object *function, ek_object *prepare, char *flush, rpc_field *fields,
                           uint64_t *number) {
   rpc_field *arguments = &fields[10];
@@ -230,7 +231,7 @@ static int piece_of(rpc_session *session, const rpc_field *fields, uint64_t size
   return 0;
 }
 
-/* The same bytes in memory of the host. */
+/* Return the bytes in host memory as a DLPack tensor. */
 static ek_dltensor bytes_at(const void *data, int64_t *shape) {
   return (ek_dltensor){(void *)(uintptr_t)data, {EK_CPU, 0}, 1, {EK_DTYPE_UINT, 8, 1}, shape, NULL, 0};
 }

@@ -255,7 +255,7 @@ static void *fresh_buffer(size_t actual) {
   return from_system(actual, alignment, 0);
 }
 
-/* By device and class: how many buffers are in use, and the most that ever were at one moment. */
+/* Buffers in use by device and size class, and their maximum so far. */
 static int32_t buffers_in_use[EK_CPU_DEVICES][BUFFER_CLASSES];
 static int32_t buffers_peak[EK_CPU_DEVICES][BUFFER_CLASSES];
 
@@ -330,8 +330,8 @@ static void share(list *from, unsigned class_index) {
   ek_mutex_unlock(&shared_lock);
 }
 
-/* At a thread's end. One that frees more after this (by a destructor of another library) registers
-** anew. */
+/* Move a thread's lists to the shared ones at its end. A thread that frees more after this (in a
+** destructor of another library) registers again. */
 static void share_all(void) {
   for (unsigned i = 0; i < SMALL_CLASSES; i++) share(&local_small[i], i);
   local_registered = false;

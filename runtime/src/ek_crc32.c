@@ -63,8 +63,8 @@ __attribute__((target("pclmul,sse4.1"))) static __m128i fold(__m128i state, __m1
 
 static __m128i load(const unsigned char *at) { return _mm_loadu_si128((const void *)at); }
 
-/* For sizes of at least 64. What remains after folding are 16 bytes with the same remainder as all
-** bytes before them, and fewer than 16 more: the tables end both. */
+/* Advance the state over at least 64 bytes by folding. Folding leaves 16 bytes with the same CRC
+** remainder as all bytes before them, and a tail of fewer than 16; the tables process both. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t by_folding(uint32_t state,
                                                                     const unsigned char *at,
                                                                     size_t size) {

@@ -7,7 +7,7 @@
 
 uint32_t ek_crc32(const void *data, size_t size);
 
-/* That of bytes which follow others, whose own is 'before'. */
+/* Return the checksum of bytes that follow others, whose checksum is 'before'. */
 uint32_t ek_crc32_next(uint32_t before, const void *data, size_t size);
 
 #endif /* EK_CRC32_H_ */

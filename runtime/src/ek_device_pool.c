@@ -30,9 +30,9 @@ static bool keeps(const ek_device_table *table) {
 
 static size_t bucket_of(uint64_t key) { return (size_t)(key * 0x9e3779b97f4a7c15u >> 56); }
 
-/* What is asked of the driver, so that blocks of nearly the same size serve each other: at most an
-** eighth more, of large ones a thirty-second. Small ones have their own size: tools that watch a
-** device see where each ends. */
+/* Round a size up to the size requested from the driver, so that blocks of similar sizes are
+** interchangeable: at most 1/8 more, for large blocks 1/32. Small blocks keep their exact size, so
+** that memory checkers of devices see where each ends. */
 static size_t rounded(size_t size) {
   size_t power = UNIT, steps = size < FINE_FROM ? COARSE : FINE;
   if (size < ROUNDED_FROM) return size;
@@ -109,7 +109,7 @@ static int trim(const ek_device *device) {
 
 void ek_device_pool_trim(void) { (void)trim(NULL); }
 
-/* From the driver; where it has too little, after what is kept has been given back. */
+/* Allocate from the driver; if that fails, return cached blocks to it and try again. */
 static int fresh(const ek_device_table *table, ek_device device, size_t size, size_t alignment,
                  void **out) {
   int status = table->alloc(device, size, alignment, NULL, out);

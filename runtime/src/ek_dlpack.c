@@ -68,9 +68,9 @@ int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out) {
 
 /* Export --------------------------------------------------------------------------------------- */
 
-/* What is handed out, of either form. A consumer that fails in its middle may call the deleter and
-** leave the capsule as fresh as it was (PyTorch, for devices that it only knows by name); then it is
-** called again. */
+/* Exported DLPack tensor of either version. A consumer that fails halfway may call the deleter and
+** leave the capsule unconsumed (PyTorch, for devices that it only knows by name); the capsule then
+** calls it again. */
 typedef struct export {
   ek_exported shared;
   union {

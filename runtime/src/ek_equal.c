@@ -10,8 +10,8 @@ typedef struct pair {
   ek_value a, b;               /* hashes: b is where the value's hash stands whose parts are done */
 } pair;
 
-/* What is known of an object: for equality another one that is equal to it, or itself; for hashes
-** its hash. */
+/* Fact about an object: for equality, its parent in the union-find forest (itself at a root); for
+** hashing, its hash. */
 typedef struct note {
   const ek_object *object;     /* NULL: a free place */
   uint64_t word;

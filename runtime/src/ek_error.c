@@ -9,8 +9,8 @@
 
 static EK_THREAD_LOCAL ek_object *pending;
 
-/* What is set when there is no memory for an error. It lives for ever: its count starts at two and
-** every holder gives back only what it took. */
+/* Static error that is set when there is no memory for another. It is immortal: its count starts at
+** two, and every holder releases only what it retained. */
 static void immortal_deleter(void *self, int flags) {
   (void)self;
   (void)flags;

@@ -31,8 +31,8 @@ enum {
   MOST_DEVICES = 256           /* each is compared with all before it */
 };
 
-/* As PNG begins: a byte above 127, which a transfer of 7 bits loses, and an end of line, which one
-** of text may change. */
+/* Magic bytes after PNG's: a byte above 127, which a 7-bit transfer would strip, and a line end,
+** which a text-mode transfer would change. */
 static const char magic[8] = {(char)0x89, 'E', 'K', 'I', 'D', 'E', 'N', '\n'};
 
 /* ORDER SECTION: numbers are file format, and the order in which sections are read: each may name
@@ -204,10 +204,10 @@ static entry next_entry(reader *r) {
   return next;
 }
 
-/* What the entries before say of the next. Sections of one kind may be there once for all, or once
-** for each variant of the file, which are for different processors. So entries come by variant,
-** then by kind, both rising, and their bytes follow one another: there is one table for a content,
-** and the last entry's end is the file's. */
+/* Constraints that the previous entries put on the next one. Sections of one kind may be there once
+** for all, or once for each variant of the file, which are for different processors. So entries
+** come by variant, then by kind, both rising, and their bytes follow one another: there is one
+** table for a content, and the last entry's end is the file's. */
 typedef struct table_state {
   entry last;
   uint32_t common, own;        /* a bit for each kind of section that all variants share, or not */
@@ -470,7 +470,7 @@ static void read_device_table(reader *r, ek_executable *e) {
   if (!r->failed) e->n_devices = n;
 }
 
-/* Which devices constants, primitives and parameters are on. */
+/* Read the devices of constants, primitives and parameters. */
 static void read_places(reader *r, ek_executable *e) {
   int64_t n = (int64_t)e->n_constants + e->n_primitives;
   int64_t n_free = n; /* behind them, places name a device itself */
@@ -542,7 +542,7 @@ static void read_types(reader *r, ek_executable *e) {
   for (int32_t i = 0; i < e->n_functions && !r->failed; i++) read_types_of(r, e, i, &words);
 }
 
-/* One constant: made by a primitive of the host, of constants that are there before it. */
+/* Read one derived constant: a host primitive computes it from constants that precede it. */
 static void read_derived_one(reader *r, ek_executable *e, ek_derived *to) {
   uint32_t constant = u32(r), primitive = u32(r);
   to->n_inputs = count(r, 4);
@@ -823,7 +823,8 @@ static bool is_derived(const ek_executable *e, int64_t index) {
   return found;
 }
 
-/* One that is derived has no data either, until it is made, and needs none from a user. */
+/* Refuse to link while a late-bound constant has no data. A derived constant has none either until
+** it is computed, and needs none from a user. */
 static int expect_bound(const ek_executable *e) {
   int32_t first = -1, n = 0;
   for (int32_t i = 0; i < e->n_constants; i++) {
@@ -888,8 +889,8 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 
 /* Linking -------------------------------------------------------------------------------------- */
 
-/* What "ek.external.<compiler>"(name, metadata) makes of a function for an external compiler, or the
-** library of the engine of that name. */
+/* Link a function of an external compiler: call "ek.external.<compiler>"(name, metadata), or load
+** it by the library of the engine of that name. */
 static int link_external(const ek_executable *e, const char *name, ek_object **out) {
   char maker[128];
   ek_bytes compiler = ek_metadata_item(e->metadata, "external", name, 0);
@@ -929,11 +930,10 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
   return -1;
 }
 
-/* Where a function comes from, the first that has it: what was given by a swap before linking, the
-** file's own native code, the caller's library, the registry, an engine of another maker. Only the
-** first two are known to keep no reference to an argument and to write nothing but outputs
-** ('is_kernel'); with any other, runs copy what they lend ('keeps_arguments') and do nothing beside
-** it (ek_async.c). */
+/* Link a primitive to the first that provides it: a swap before linking, the file's own native
+** code, the caller's library, the registry, a third-party engine. Only the first two are known to
+** keep no reference to an argument and to write nothing but outputs ('is_kernel'); with any other,
+** runs copy what they lend ('keeps_arguments') and do nothing beside it (ek_async.c). */
 static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_object *library,
                           ek_object **out) {
   ek_bytes name = e->primitives[index];
@@ -1027,7 +1027,7 @@ static int derive(ek_executable *e, const ek_derived *d, ek_object *const *linke
   return 0;
 }
 
-/* Those that are not made yet. Under the lock. */
+/* Compute the derived constants that are not computed yet. The lock is held. */
 static int derive_all(ek_executable *e, ek_object *const *linked) {
   for (int32_t i = 0; i < e->n_derived; i++) {
     if (is_unbound(e, e->derived[i].constant) && derive(e, &e->derived[i], linked) != 0) return -1;

@@ -153,7 +153,8 @@ void ek_native_free(ek_vm_function *function);
 ** -1. */
 int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 
-/* What a tensor of bytes holds; a TypeError of 'what' for any other. 0 or -1. */
+/* Read the contents of a tensor of bytes; a TypeError that names 'what' for another value. Returns
+** 0 or -1. */
 int ek_tensor_bytes(const char *what, const ek_object *tensor, ek_bytes *out);
 
 /* The executable whose file a tensor of bytes is: its memory, which is not written any more, is kept

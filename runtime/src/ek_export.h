@@ -5,7 +5,8 @@
 
 #include "ek_internal.h"
 
-/* One function of the executable inside a library. The layout is known to the writer. */
+/* Exported function of the executable inside a library. The layout is part of the generated C
+** source. */
 typedef struct ek_export {
   ek_object *function;         /* NULL until the first call */
   const char *name;

@@ -1,7 +1,7 @@
 /* Function objects. */
 #include "ek_internal.h"
 
-/* Made by ek_function_new: 'base.call' is a trampoline that passes 'self' on. */
+/* Function object of ek_function_new: 'base.call' is a trampoline that passes 'self' on. */
 typedef struct closure_function {
   ek_function base;
   void *self;
@@ -9,7 +9,7 @@ typedef struct closure_function {
   void (*deleter)(void *self);
 } closure_function;
 
-/* Made by ek_function_bind: 'base.call' is the code itself. */
+/* Function object of ek_function_bind: 'base.call' is the code itself. */
 typedef struct bound_function {
   ek_function base;
   ek_object *owner;

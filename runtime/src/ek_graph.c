@@ -154,8 +154,7 @@ static int get_metadata(graph *self, const ek_value *args, ek_value *ret) {
   return ek_executable_item(&self->executable->base, EK_PART_METADATA, 0, ret);
 }
 
-/* What runs the program, and the program: for those who say where results are to lie
-** (ek.vm.places). */
+/* Return the virtual machine and the executable, for callers that place results (ek.vm.places). */
 static int get_machine(graph *self, const ek_value *args, ek_value *ret) {
   (void)args;
   *ret = ek_value_object(self->vm);

@@ -40,10 +40,10 @@ void ek_guard_files(bool wanted);
 ** -1 where it is not, or no place is left. 'size' is not 0. */
 int ek_guard_file(const void *data, size_t size);
 
-/* The same, wanted or not. */
+/* ek_guard_file, whether or not ek_guard_files has enabled guards. */
 int ek_guard_watch(const void *data, size_t size);
 
-/* Ends it, before the memory is unmapped; with the last one the handler goes. */
+/* Stop guarding a place, before its memory is unmapped; the last one removes the handler. */
 void ek_guard_leave(int place);
 
 /* The place of the memory that an address lies in, or -1. */
@@ -53,7 +53,7 @@ int ek_guard_at(const void *address);
 ** whatever is cut. A cut within that page takes only what stands there, and makes zeros of it. */
 bool ek_guard_is_whole(int place);
 
-/* Whether something that was read had gone. */
+/* Return whether a read hit a truncated part. */
 bool ek_guard_has_seen(int place);
 
 /* Lets whole pages from memory go that are guarded: they come again when they are read. */

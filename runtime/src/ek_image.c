@@ -327,8 +327,8 @@ static int map(image *self, const unsigned char *bytes, const header *h) {
 
 /* Names for profilers -------------------------------------------------------------------------- */
 
-/* Where the code of an export ends: at the next one. All exports for each: only done where
-** EKIDEN_PERF_MAP asks for it. */
+/* Return the end of an export's code, where the next export begins. Quadratic in the exports, which
+** is acceptable as it runs only with EKIDEN_PERF_MAP. */
 static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
   uint64_t end = text_size;
   for (uint32_t i = 0; i < self->export_count; i++) {
@@ -338,7 +338,8 @@ static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
   return end;
 }
 
-/* With EKIDEN_PERF_MAP set, names the code in the file where 'perf report' looks for it. */
+/* Write the symbols of the code to the map file that 'perf report' reads, if EKIDEN_PERF_MAP is
+** set. */
 static void name_for_perf(const image *self, const header *h) {
   const char *wanted = getenv("EKIDEN_PERF_MAP");
   char line[256];

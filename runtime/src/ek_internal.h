@@ -33,9 +33,9 @@ void *ek_object_alloc(size_t size, int32_t type_index, void (*deleter)(void *sel
 /* A deleter for objects that own nothing. */
 void ek_object_plain_deleter(void *self, int flags);
 
-/* For the deleters of objects that own others of any depth: runs drop(self, flags), or leaves it to
-** the one that is running on this thread already, so that a long chain takes no C stack. 'drop'
-** must be the same for all objects of one deleter. */
+/* Run drop(self, flags) of an object that owns others, or queue it if such a call is already
+** running on this thread, so that a long chain of objects takes no C stack. 'drop' must be the same
+** for all objects of one deleter. */
 void ek_delete_flat(ek_object *self, int flags, void (*drop)(void *self, int flags));
 
 void ek_values_release(ek_value *values, int64_t count);
@@ -50,7 +50,8 @@ static inline ek_bytes ek_bytes_of(const char *text) {
   return bytes;
 }
 
-/* How many bytes of a name a message shows: the first `most`. For "%.*s". */
+/* Return the number of bytes of a name that a message shows, at most 'most', as an int for
+** "%.*s". */
 static inline int ek_shown(ek_bytes name, size_t most) {
   return (int)(name.size < most ? name.size : most);
 }
@@ -76,7 +77,7 @@ void ek_free(void *block);
 void *ek_buffer_alloc(size_t size, size_t *actual);
 void ek_buffer_free(void *buffer, size_t actual);
 
-/* The same from the pool of a CPU device: memory never passes from one device's pool to another's. */
+/* Buffers from the pool of a CPU device; memory never moves between the pools of devices. */
 enum { EK_CPU_DEVICES = 8 };
 void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual);
 void ek_device_buffer_free(int32_t device, void *buffer, size_t actual);
@@ -150,10 +151,10 @@ ek_scratch ek_workspace_lend(ek_scratch lent);
 /* Part 'index' of 'count' of what is not taken. */
 ek_scratch ek_scratch_part(ek_scratch whole, int64_t index, int64_t count);
 
-/* Of the build with fault injection alone: makes the n-th allocation from now fail (1 is the next
-** one), once; 0 turns that off. */
+/* Make the n-th allocation from now fail once (1 is the next one); 0 turns that off. Only in builds
+** with fault injection. */
 void ek_hard_fail_at(int64_t n);
-/* The same: blocks and buffers that are in use. */
+/* Return the number of blocks and buffers in use. Only in builds with fault injection. */
 int64_t ek_hard_live(void);
 
 /* ek_function.c -------------------------------------------------------------------------------- */
@@ -193,7 +194,7 @@ extern const ek_builtin ek_sequence_builtins[EK_SEQUENCE_BUILTINS];
 /* An array of 'size' NONEs, to be filled before it is shared; NULL with the error set. */
 ek_array *ek_array_alloc(int64_t size);
 
-/* The same of an ADT. */
+/* Allocate an ADT value with room for 'size' fields. */
 ek_adt *ek_adt_alloc(int32_t tag, int32_t size);
 
 /* An owned array of owned strings. */
@@ -207,7 +208,7 @@ int ek_map_new(const ek_value *items, int64_t n, ek_object **out);
 uint64_t ek_key_hash(const ek_value *key);
 bool ek_key_equal(const ek_value *a, const ek_value *b);
 
-/* One step of the hash that all of the runtime uses. */
+/* Mix a word into a hash: one step of the hash function of the whole runtime. */
 static inline uint64_t ek_hash_mix(uint64_t hash, uint64_t word) {
   hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
   return hash ^ hash >> 32;
@@ -271,7 +272,8 @@ int ek_device_upload(const void *from, ek_device host, void *to, ek_device devic
 ** that touched what is read has run. Done when it returns; 0 or -1. */
 int ek_device_fetch(const void *from, ek_device device, void *to, ek_device host, size_t size);
 
-/* From now on copies come back from a device while it works. */
+/* Start to record the launches on a device, so that copies to the host wait only for the last
+** launch that touches the memory. */
 void ek_device_note_launches(ek_device device);
 
 /* A kernel was launched on the device's own stream, with tensors among its arguments. 0 or -1. */
@@ -318,7 +320,7 @@ int ek_device_code_load(const void *bytes, size_t size, ek_object *owner, ek_obj
 
 /* ek_library.c --------------------------------------------------------------------------------- */
 
-/* As ek_module_load for ".so". */
+/* Load a shared library as a module (ek_module_load of ".so"). */
 int ek_library_load(const char *path, ek_object **out);
 
 /* ek_program.c --------------------------------------------------------------------------------- */
@@ -344,7 +346,7 @@ int ek_graph_new(ek_object *executable, ek_object *library, ek_object **out);
 /* The 'self' of a module of this kind, or NULL. */
 void *ek_module_self(ek_object *module, const ek_module_kind *kind);
 
-/* By its kind's own function. */
+/* Save a module by the function of its kind. */
 int ek_module_save(ek_object *module, const char *path);
 
 /* ek_pool.c, ek_services.c: services that other files of the runtime use too. */

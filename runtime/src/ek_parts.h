@@ -4,8 +4,8 @@
 
 #include "ek_internal.h"
 
-/* What is done with the tensors of a value. A tensor is 'shared' where an ADT value around it has
-** other owners than the value: those see what is written to it. */
+/* Rule that ek_tensors_apply applies to the tensors of a value. A tensor is 'shared' where an ADT
+** value around it has other owners than the value: those see what is written to it. */
 typedef struct ek_tensor_rule {
   const void *context;
   /* Whether the tensor may stay. */

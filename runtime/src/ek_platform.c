@@ -124,7 +124,7 @@ void ek_wait(uint32_t *word, uint32_t expected) {
 #endif
 }
 
-/* What the kernel updates at its ticks is read faster. */
+/* The coarse clock, which the kernel updates at its ticks, takes no time-stamp read. */
 #if defined(CLOCK_MONOTONIC_COARSE)
 #define TICKS CLOCK_MONOTONIC_COARSE
 #else

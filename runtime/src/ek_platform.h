@@ -52,8 +52,9 @@ void ek_thread_yield(void);
 /* Calls 'run' when the calling thread ends, the last one given first. */
 void ek_thread_on_exit(void (*run)(void));
 
-/* From now on, calls 'before' in the forking thread before every fork, and after it 'in_parent'
-** there and 'in_child' in the child, where only the forking thread lives. Each may be NULL. */
+/* Register fork handlers (pthread_atfork): 'before' runs in the forking thread before every fork,
+** 'in_parent' there after it, and 'in_child' in the child, where only the forking thread exists.
+** Each may be NULL. */
 void ek_on_fork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 
 /* Tells the core that this is a spin loop. */
@@ -73,8 +74,8 @@ void ek_wake(uint32_t *word);
 ** ticks of its own, 1 to 16 ms apart, whose reading takes a fifth of the time. */
 int64_t ek_now(bool is_coarse);
 
-/* One logical processor of each physical core the process may use, at most 'max' of them, that of
-** the calling thread first. Returns how many there are, at least 1. */
+/* Fill 'cpus' with one logical processor per physical core that the process may use, at most 'max',
+** that of the calling thread first. Returns their number, at least 1. */
 int ek_physical_cpus(int *cpus, int max);
 
 /* Returns how many cores the control groups of the process allow in the long run (a container's
@@ -114,7 +115,7 @@ void ek_system_free(void *memory);
 ** or -1 where the engine cannot. */
 int ek_code_follow(void);
 
-/* What the engine takes: bit 0 vectors of 128 bits, bit 1 their relaxed instructions. */
+/* Return the features of the WebAssembly engine: bit 0 for 128-bit SIMD, bit 1 for relaxed SIMD. */
 uint32_t ek_host_features(void);
 #else
 static inline int ek_code_follow(void) { return 0; }

@@ -150,8 +150,8 @@ static void post(slot *to, uint32_t state) {
   rouse(to);
 }
 
-/* In the child of a fork only the forking thread lives; the pool starts anew there. The buffer of
-** the slots is not freed but left: once for each fork of a process that had a pool. */
+/* Reset the pool in the child of a fork, where only the forking thread exists. The buffer of the
+** slots is leaked, not freed, once per fork of a process that had a pool. */
 static void forget_workers(void) {
   is_started = false;
   worker_count = 0;

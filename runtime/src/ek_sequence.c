@@ -42,7 +42,7 @@ static int64_t length_of(const char *name, const ek_value *sequence) {
                   ek_value_type_name(at));
 }
 
-/* One integer: a number, or a tensor of one element on the host. */
+/* Read one integer: a number, or a host tensor of one element. */
 static int read_int(const char *name, const ek_value *value, int64_t *out) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   if (value->type_index == EK_INT || value->type_index == EK_BOOL) {
@@ -307,7 +307,7 @@ static int sequence_concat(void *self, const ek_value *args, int32_t nargs, ek_v
   return join("concat", &args[0], n, shape, first->ndim, (int32_t)axis, false, false, ret);
 }
 
-/* One part as an element of its own. */
+/* Copy one part of a tensor to a new tensor. */
 static int cut(const ek_dltensor *data, int32_t axis, int64_t first, int64_t extent, bool keepdims,
                ek_object **out) {
   int64_t shape[MAX_RANK], strides[MAX_RANK], kept[MAX_RANK];

@@ -9,8 +9,9 @@ int ek_kernel_error(const char *kind, const char *message) { return ek_error(kin
 
 enum { LONGEST_MESSAGE = 2000, LONGEST_VALUE = 24 };
 
-/* Not printf: kernels may come from a file, and 'format' with them. Only %lld and %% mean anything,
-** and every value is written by a format of ours. What does not fit is cut. */
+/* Set an error from a kernel's format without printf: kernels, and 'format' with them, may come
+** from an untrusted file. Only %lld and %% are interpreted, and every value is written with a fixed
+** format. Excess text is truncated. */
 int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values) {
   char text[LONGEST_MESSAGE + LONGEST_VALUE];
   size_t size = 0;
@@ -186,8 +187,8 @@ int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_v
 void ek_value_drop(ek_value *value) { ek_value_release(value); }
 
 #if defined(__arm__)
-/* What the processor has no instruction for: the compiler's own, by the names of the ABI (RTABI32),
-** whose ways of passing are not those of C. */
+/* Helpers for operations without an instruction: the compiler's own, by the names of the Arm
+** run-time ABI (RTABI32), whose calling convention differs from C's. */
 void __aeabi_d2lz(void), __aeabi_d2ulz(void), __aeabi_f2lz(void), __aeabi_f2ulz(void);
 void __aeabi_idiv(void), __aeabi_idivmod(void), __aeabi_l2d(void), __aeabi_l2f(void);
 void __aeabi_ldivmod(void), __aeabi_uidiv(void), __aeabi_uidivmod(void);
@@ -237,7 +238,7 @@ static const struct {
 #endif
 };
 
-/* From first to last: asked once for each import of an image when it is loaded. */
+/* Look a service up by a linear search, which runs once per import of an image at load time. */
 ek_address ek_service(const char *name) {
   for (size_t i = 0; i < sizeof services / sizeof services[0]; i++) {
     if (strcmp(services[i].name, name) == 0) return services[i].address;

@@ -13,7 +13,7 @@
 
 enum { UNSEEN = -1, STACK = EK_TYPE_STACK, MESSAGE = 600 };
 
-/* One call being looked at. */
+/* State of the check of one call. */
 typedef struct look {
   const ek_executable *executable;
   const ek_vm_function *function;
@@ -231,9 +231,9 @@ static bool combine(int64_t op, int64_t a, int64_t b, int64_t *out) {
   return divides;
 }
 
-/* What a symbol's definition gives; false where a part of it is not known. A stack machine in
-** reverse Polish order. ek_definition_verify has held its depth between 1 and STACK, that operands
-** are there and symbols come before the one defined; so nothing is checked here. */
+/* Evaluate a symbol's definition; false if a part of it is unknown. A stack machine in reverse
+** Polish order. ek_definition_verify has held its depth between 1 and STACK, that operands are
+** there and symbols come before the one defined; so nothing is checked here. */
 static bool evaluate(const look *at, const ek_symbol *symbol, int64_t *out) {
   int64_t stack[STACK];
   int32_t top = 0;

@@ -57,7 +57,7 @@ int ek_storage_new(size_t size, size_t alignment, ek_device device, ek_object **
   return 0;
 }
 
-/* Nothing of it is freed but itself. */
+/* Delete a storage over lent memory, without freeing the memory. */
 static void lent_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
@@ -273,7 +273,7 @@ static void simplify(copy_plan *plan) {
   plan->ndim = kept;
 }
 
-/* One run along the last dimension. */
+/* Copy one row along the last dimension. */
 static void copy_row(const char *from, char *to, int64_t n, int64_t from_stride, int64_t to_stride,
                      size_t item) {
   if (from_stride == (int64_t)item && to_stride == (int64_t)item) {
@@ -387,8 +387,8 @@ static int copy(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh) {
 
 int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to) { return copy(from, to, false); }
 
-/* Nothing has used the new memory, so that a copy to a device need not wait for what is queued
-** there. */
+/* Copy a tensor to new memory on a device. No queued work can use the new memory, so the copy need
+** not wait for it. */
 int ek_tensor_copied(const ek_dltensor *from, ek_device device, ek_object **out) {
   if (ek_tensor_new(from->shape, from->ndim, from->dtype, device, out) != 0) return -1;
   if (copy(from, &((ek_tensor *)(void *)*out)->dl, true) == 0) return 0;

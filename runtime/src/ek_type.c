@@ -8,7 +8,7 @@
 
 enum { MAX_TYPES = 4096 };
 
-/* Those that every program has: number, parent, depth, key. clang-format off */
+/* Static types, which every program has: number, parent, depth, key. clang-format off */
 #define STATIC_TYPES(ROW) \
   ROW(EK_NONE, -1, 0, "None") \
   ROW(EK_INT, -1, 0, "int") \
@@ -97,9 +97,9 @@ const char *ek_value_type_name(const ek_value *value) {
   }
 }
 
-/* What definitions take stays as long as the process: memory and references, on one list. A reader
-** may hold a row that was replaced, and nobody counts readers; types are as many as a program has
-** classes. */
+/* Memory and references that definitions take are kept for the life of the process, on one list. A
+** reader may hold a row that was replaced, and readers are not counted; the number of types is
+** bounded by the program's classes. */
 typedef struct kept {
   struct kept *next;
   ek_object *object;           /* owned, or NULL */
@@ -378,7 +378,8 @@ static bool replace(const ek_type_info *old, const ek_type_info *parent, ek_type
   return is_last;
 }
 
-/* What a failed definition has taken stays taken: it is a mistake of the program's, made once. */
+/* Define a type. The memory of a failed definition is not reclaimed: it is a programming error that
+** happens once. */
 int ek_type_define(int32_t index, const ek_type_def *def) {
   if (index < EK_FIRST_FREE || ek_type_get(index) == NULL) {
     return ek_error("ValueError", "define type: expected the index of a type registered at run "

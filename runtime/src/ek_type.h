@@ -7,7 +7,7 @@
 /* The field of a name, or NULL. */
 const ek_field *ek_type_field(const ek_type_info *info, const char *name);
 
-/* How a field lies in an object; see ek_field. */
+/* Storage form of a field in an object; see ek_field. */
 typedef enum ek_storage_form {
   EK_FORM_VALUE,               /* an ek_value */
   EK_FORM_POINTER,             /* an ek_object * that may be NULL */

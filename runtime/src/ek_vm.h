@@ -25,7 +25,7 @@ typedef struct ek_reference {
   uint64_t known_to;                       /* number of the executable whose registers can hold it */
 } ek_reference;
 
-/* Where a call came from. */
+/* Return address of a call. */
 typedef struct ek_frame {
   const int32_t *pc;                       /* the caller's next instruction; NULL ends the run */
   const ek_vm_function *function;          /* the caller; NULL for that of the run */
@@ -134,7 +134,7 @@ int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
 int ek_vm_look(ek_vm *vm);
 static inline int ek_vm_poll(ek_vm *vm) { return --vm->polls >= 0 ? 0 : ek_vm_look(vm); }
 
-/* The same for native code. */
+/* ek_vm_poll as a function, for native code. */
 int ek_native_poll(ek_vm *vm);
 
 /* ek_vm.c -------------------------------------------------------------------------------------- */
@@ -183,8 +183,8 @@ int ek_vm_grow_args(ek_vm *vm, int64_t used, int64_t needed);
 ** and 'dst' are where its result goes. 0 or -1. */
 int ek_vm_enter(ek_vm *vm, const ek_vm_function *f, const int32_t *next, int32_t dst);
 
-/* For native code: executes an If or a Switch; gives the position of the jump among its offsets, or
-** -1. */
+/* Execute an If or a Switch for native code; returns the index of the taken jump among its offsets,
+** or -1. */
 int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 
 /* A closure over captured values, which it takes over, and a reference that takes a value over;
@@ -192,8 +192,8 @@ int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
 ek_object *ek_vm_reference(ek_value value);
 
-/* What a reference holds, owned; and another value for it, which it takes over. 'from' is the number
-** of the executable that it comes from, 0 for none. */
+/* Return the value of a reference, owned; or replace it by a value that the reference takes over.
+** 'from' is the number of the executable that the value comes from, 0 for none. */
 ek_value ek_vm_reference_read(ek_object *reference);
 void ek_vm_reference_write(ek_object *reference, ek_value value, uint64_t from);
 

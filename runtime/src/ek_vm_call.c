@@ -93,9 +93,9 @@ bool ek_vm_is_readable(const ek_dltensor *tensor) {
   return ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
 }
 
-/* In order of cost: lent for the call without anything being copied or counted; retained; wrapped,
-** where another library made it; copied, where it has strides or lies where loads of its elements
-** may not be made. */
+/* Convert a tensor argument by the cheapest possible form: borrowed for the call without a copy or
+** a reference count; retained; wrapped, if another library made it; copied, if it is strided or
+** misaligned for loads of its elements. */
 int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
                      ek_value *to) {
   ek_object *copy;
@@ -258,8 +258,8 @@ int ek_vm_set_places(ek_vm *vm, const ek_vm_place *places, int32_t n) {
   return 0;
 }
 
-/* What was lent is sorted out before the machine is given up: then only is it safe for the next run
-** to lend again. The store is a release, which pairs with the exchange of ek_vm_acquire: the next
+/* End a call. Borrowed tensors are released before the machine is, since only then may the next run
+** borrow again. The store is a release, which pairs with the exchange of ek_vm_acquire: the next
 ** caller, on whatever thread, sees the registers as they were left. */
 int ek_vm_end(ek_vm *vm, ek_value *ret) {
   int status = 0;

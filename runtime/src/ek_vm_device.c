@@ -13,7 +13,7 @@ static int wrong_place(const char *what, ek_device expected, ek_device got) {
                   found.text);
 }
 
-/* What is no ADT value: a tensor is copied, a number stays itself. */
+/* Copy a value that is no ADT: a tensor is copied, a number is returned as it is. */
 static int copy_leaf(const ek_value *value, ek_device from, ek_device device, ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   ek_object *copy;

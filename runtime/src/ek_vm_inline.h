@@ -18,8 +18,8 @@ static inline void set(ek_value *to, ek_value value) {
   if (old.type_index >= EK_OBJECT) ek_release(old.v.obj);
 }
 
-/* The same of a value that stays somebody's. It is retained before the old one goes, as they may be
-** one. */
+/* Store a borrowed value in a register. It is retained before the old value is released, as both
+** may be one object. */
 static inline void set_copy(ek_value *to, ek_value value) {
   if (value.type_index >= EK_OBJECT) ek_retain(value.v.obj);
   set(to, value);

@@ -357,8 +357,8 @@ int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return status;
 }
 
-/* What a function of others gives, as a register can hold it. A program of one device knows where it
-** is to be; in others the calls that read it look (ek_vm_check_places). */
+/* Convert the result of a foreign function to a form that a register can hold. A program for one
+** device checks its device here; in other programs the reading calls do (ek_vm_check_places). */
 static int own_result(ek_vm *vm, ek_value *result) {
   const ek_executable *e = vm->executable;
   const ek_dltensor *tensor = ek_value_tensor(result);
@@ -764,9 +764,10 @@ int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* What another program, or none, has written to a reference, as registers of this one can hold it. It is
-** looked at once: then the reference has what is read, unless it was written meanwhile. A program of
-** several devices looks where it is used (ek_vm_check_places). */
+/* Convert a value that another program or the host wrote to a reference to a form that registers of
+** this program can hold. The converted value is stored back, so this happens once, unless the
+** reference was written meanwhile. A program of several devices looks where it is used
+** (ek_vm_check_places). */
 static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
   const ek_executable *e = vm->executable;
   const ek_object *before = value->v.obj;

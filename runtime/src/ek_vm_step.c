@@ -12,7 +12,7 @@ void ek_vm_enter_bytecode(ek_vm *vm) {
   if (vm->pc != NULL && *vm->pc >= EK_OP_COUNT) vm->pc = vm->function->code;
 }
 
-/* One instruction. It goes on behind itself, unless its body says otherwise. */
+/* Execute one instruction; the next one follows it unless the body jumps. */
 static int step_once(ek_vm *vm, ek_vm_hook *hook) {
   const int32_t *pc = vm->pc;
   ek_value *R = vm->registers + vm->window;

@@ -4,7 +4,7 @@
 
 #include "ek_vm.h"
 
-/* What the stepping loop calls before and after each instruction, with its first word. */
+/* Hooks that the stepping loop calls before and after each instruction, with its first word. */
 typedef struct ek_vm_hook {
   int (*before)(struct ek_vm_hook *hook, ek_vm *vm, const int32_t *pc); /* 0 or -1 */
   int (*after)(struct ek_vm_hook *hook, ek_vm *vm, const int32_t *pc);  /* 0 or -1 */
@@ -17,8 +17,8 @@ typedef enum ek_vm_stop {
   EK_VM_AT_BREAK = 2           /* the next instruction has a breakpoint */
 } ek_vm_stop;
 
-/* Where a function was entered that has native code, goes to its bytecode: that is what is stepped
-** through. */
+/* Switch a frame that was entered in native code to its bytecode, which is what stepping
+** executes. */
 void ek_vm_enter_bytecode(ek_vm *vm);
 
 /* Runs up to 'limit' instructions from 'vm->pc'; a negative one is none. 'hook' may be NULL. */
@@ -29,8 +29,8 @@ ek_vm_stop ek_vm_step(ek_vm *vm, int64_t limit, ek_vm_hook *hook);
 ** Whether a run of the machine has a limit, and then what it is. */
 bool ek_vm_has_limit(const ek_vm *vm, ek_limit *out);
 
-/* What watches over a limit: asked before each instruction, it fails with a RunLimitError. One of a
-** machine without limits never does. */
+/* Guard of a run's limits: checked before each instruction, it fails with a RunLimitError. The
+** guard of a machine without limits never fails. */
 typedef struct ek_vm_guard {
   ek_limit limit;
   int64_t steps;               /* so far */
@@ -39,8 +39,8 @@ typedef struct ek_vm_guard {
 ek_vm_guard ek_vm_guard_of(const ek_vm *vm);
 int ek_vm_guard_check(ek_vm_guard *guard, const ek_vm *vm, const int32_t *pc);
 
-/* As ek_vm_run, or ek_async_run for a machine that was made so, instruction by instruction and within
-** its limit. 0 or -1. */
+/* Run like ek_vm_run, or ek_async_run for an asynchronous machine, instruction by instruction
+** within the limit. Returns 0 or -1. */
 int ek_vm_run_limited(ek_vm *vm);
 
 /* Instructions before the one at 'pc' in its function. */
@@ -71,8 +71,8 @@ enum { EK_EVENT_CALL, EK_EVENT_ENTER, EK_EVENT_LEAVE, EK_EVENT_PLACE };
 int ek_vm_profile(ek_vm *vm, int32_t function, int64_t max_events, const ek_value *args,
                   int32_t nargs, ek_value *ret);
 
-/* The same by kernel: '*ret' becomes an array of the result, then of each primitive that was called
-** its name, how often, and nanoseconds in it. 0 or -1. */
+/* Profile a call by kernel: '*ret' becomes an array of the result followed by (name, number of
+** calls, nanoseconds) of each called primitive. Returns 0 or -1. */
 int ek_vm_kernel_times(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs,
                        ek_value *ret);
 

@@ -128,8 +128,8 @@ static void unescape(char *to, ek_bytes text) {
 
 enum { LONGEST = 1000 };
 
-/* What a table has for an instruction, as text of at most LONGEST bytes. A text that is too long is
-** cut before a whole character of UTF-8. */
+/* Copy a table's text for an instruction, at most LONGEST bytes. A longer text is cut at a UTF-8
+** character boundary. */
 static void copy_text(char *to, const ek_vm *vm, const char *table, const ek_vm_function *f,
                       int32_t instruction, int64_t n) {
   ek_bytes text = text_of(vm, table, f->name, instruction, n);

@@ -24,8 +24,8 @@ uint32_t ek_host_features(void) { return host_features(); }
 
 /* Code ----------------------------------------------------------------------------------------- */
 
-/* How many bytes of data a module needs, and at what alignment: its first section, "dylink.0", says
-** so. False where there is none. */
+/* Read the size and alignment of a module's data from its first section, "dylink.0". False if it
+** has none. */
 static bool data_of(const unsigned char *text, size_t size, uint32_t *bytes, uint32_t *alignment) {
   static const char head[] = "\0asm\1\0\0\0", name[] = "\10dylink.0\1";
   const unsigned char *at = text + 8, *end = text + size;

@@ -6,9 +6,9 @@
 
 enum { WEBGPU = 15 };
 
-/* What a host is asked, by the number of the table's entry: ALLOC size out, FREE data, COPY from
-** from_type to to_type size, SYNCHRONIZE, LOAD format name code size out, KERNEL module name out,
-** LAUNCH kernel launch; before them the device's number. */
+/* Requests to the host, numbered by the entry of the device table: ALLOC size out, FREE data, COPY
+** from from_type to to_type size, SYNCHRONIZE, LOAD format name code size out, KERNEL module name
+** out, LAUNCH kernel launch; before them the device's number. */
 enum request { ALLOC, FREE, COPY, SYNCHRONIZE, LOAD, UNLOAD, KERNEL, LAUNCH };
 
 enum answer { DONE = 0, WAIT = 1 };

@@ -1,10 +1,10 @@
-/* What compiled code calls, for code that was compiled from C.
+/* Runtime services for code that is compiled from C.
 **
 ** Generated C includes this header and nothing else of Ekiden's. Each function finds its service in
 ** the runtime when it is first called and keeps it, so that the runtime exports ek_service alone.
 ** With EK_KERNEL_IMAGE defined the code goes into an image (ek_image_load), which has no data to
 ** write to: then these are imports, bound by the loader.
-*/
+** */
 #ifndef EKIDEN_KERNEL_H_
 #define EKIDEN_KERNEL_H_
 
@@ -95,8 +95,8 @@ static inline void ek_workspace_free(void *memory) {
   call(memory);
 }
 
-/* The same on a device, given by its type and number: memory that lives as long as a call. NULL
-** without memory, without a driver, or from a runtime that knows no devices, with the error set. */
+/* Scratch memory on a device, given by its type and number, for the duration of a call. NULL with
+** the error set if there is no memory or no driver, or the runtime has no device support. */
 static inline void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes) {
   typedef void *(*service)(int64_t, int64_t, int64_t);
   static ek_address known;

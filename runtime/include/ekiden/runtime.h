@@ -172,7 +172,7 @@ static inline void ek_release(ek_object *object) {
   ek_weak_release(object);
 }
 
-/* The same as functions, for languages that cannot use the above.
+/* ek_retain and ek_release as functions, for languages that cannot use inline functions.
 **
 ** Adds one strong reference. NULL is allowed and ignored. The caller must already hold one. */
 EK_API void ek_object_retain(ek_object *object);
@@ -336,7 +336,7 @@ typedef struct ek_method {
   ek_object *function;                     /* borrowed by ek_type_define, which retains it */
 } ek_method;
 
-/* What a type is made of. 'create' makes an object with its header and fields set up, before the
+/* Definition of a type. 'create' makes an object with its header and fields set up, before the
 ** fields are set: for languages with constructors; then 'size' must be given. Without it the
 ** runtime makes zeroed objects, and drops what their fields own. With 'size' 0 it also lays the
 ** fields out behind those of the parent, each as an ek_value ('offset' and 'size' are ignored).
@@ -358,8 +358,8 @@ typedef struct ek_type_def {
   ek_build build;                          /* or NULL */
 } ek_type_def;
 
-/* What is known of a type. Never changes, but ek_type_get gives another one once the type has been
-** defined or was given methods; both stay valid. */
+/* Reflection record of a type. Immutable; ek_type_get returns another record once the type has been
+** defined or extended by methods, and both stay valid. */
 typedef struct ek_type_info {
   const char *key;
   const char *doc;                         /* never NULL */
@@ -726,7 +726,7 @@ EK_API int ek_tensor_new(const int64_t *shape, int32_t ndim, ek_dtype dtype, ek_
 EK_API int ek_tensor_strided(ek_object *owner, const ek_dltensor *like, uint64_t flags,
                              ek_object **out);
 
-/* The same, contiguous. */
+/* ek_tensor_strided with row-major strides. */
 static inline int ek_tensor_view(ek_object *owner, void *data, const int64_t *shape, int32_t ndim,
                                  ek_dtype dtype, ek_device device, uint64_t flags,
                                  ek_object **out) {
@@ -766,9 +766,10 @@ EK_API int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out);
 ** read-only tensor cannot be exported in the legacy form (ValueError). 0 or -1. */
 EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed);
 
-/* What lies before such an export, in front of its DLPack tensor: how many may still look at it. One
-** who hands it out and looks at it later, as a capsule of Python does when it dies, holds it until
-** then: it stays readable, and its deleter may be called again, to no effect. From any thread. */
+/* Header in front of the DLPack tensor of such an export, with the number of its holders. A
+** producer that reads the export after handing it out, as a Python capsule does in its destructor,
+** holds it until then: it stays readable, and calling its deleter again has no effect.
+** Thread-safe. */
 typedef struct ek_exported {
   void (*end)(struct ek_exported *self);
   int32_t holders;
@@ -821,7 +822,7 @@ typedef enum ek_device_attribute {
   EK_DEVICE_LOCAL = 13         /* 1 where memory of a block is memory of its own, else 0 */
 } ek_device_attribute;
 
-/* What a kernel is given: memory of the device (size 0), or a number of 'size' bytes. */
+/* Argument of a kernel launch: device memory (size 0), or a scalar of 'size' bytes. */
 typedef struct ek_launch_arg {
   const void *memory;
   int64_t number;
@@ -856,8 +857,9 @@ typedef struct ek_device_table {
   int (*launch)(ek_device device, void *stream, void *kernel, const ek_launch *launch);
 } ek_device_table;
 
-/* From now on storage and tensors of devices of 'type' (2 to 63, DLPack's numbers) can be made and
-** copied. 0 or -1 (ValueError: another table is registered). */
+/* Register the driver of a device type (2 to 63, DLPack's numbers); from then on storage and
+** tensors can be allocated and copied there. Returns 0, or -1 (ValueError: another table is
+** registered). */
 EK_API int ek_device_register(int32_t type, const ek_device_table *table);
 
 /* Devices that no table is registered for when they are first used: a library libekiden_<kind>.so
@@ -940,8 +942,8 @@ static inline int ek_module_implements(ek_object *module, const char *name) {
 ** or -1. */
 EK_API int ek_module_import(ek_object *module, ek_object *imported);
 
-/* What can be asked of a module, owned. Names are those of this module alone; empty where the kind
-** cannot list them (shared libraries). 0 or -1. */
+/* Properties of a module that ek_module_part returns, owned. Names are those of this module alone;
+** empty where the kind cannot list them (shared libraries). Returns 0 or -1. */
 typedef enum ek_module_about {
   EK_MODULE_KIND = 0,      /* string: the name of its kind */
   EK_MODULE_NAMES = 1,     /* array of strings */
@@ -1052,8 +1054,8 @@ typedef struct ek_pool_stats {
 ** Small blocks may pass it by 64 KB, for errors are made of them. Mapped files do not count. A limit
 ** that is below what is held is met as memory is freed and asked for again. */
 
-/* With 'trim' other than 0 first gives what is kept for reuse back to the system, but for small
-** blocks on the lists of other threads. */
+/* Return the statistics of the pools; a non-zero 'trim' first returns cached memory to the system,
+** except small blocks on the lists of other threads. */
 EK_API ek_pool_stats ek_pool_get(int trim);
 
 static inline ek_pool_stats ek_pool_get_stats(void) { return ek_pool_get(0); }
@@ -1072,8 +1074,8 @@ static inline void ek_pool_trim(void) { (void)ek_pool_get(1); }
 EK_API int ek_executable_load(const char *path, ek_object **out);
 EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out);
 
-/* What an executable is made of, for bindings and tools. ek_executable_item gives one item of a
-** kind as a value, owned; with index -1 the number of items as an int. 0 or -1. */
+/* Parts of an executable, for bindings and tools. ek_executable_item gives one item of a kind as a
+** value, owned; with index -1 the number of items as an int. 0 or -1. */
 typedef enum ek_executable_part {
   EK_PART_GLOBAL = 0,      /* string: name of function i */
   EK_PART_PARAMS = 1,      /* array of strings: parameter names of function i */
@@ -1095,11 +1097,11 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
   return ek_executable_item(executable, part, -1, &count) == 0 ? count.v.i64 : -1;
 }
 
-/* What a run may take. As registered functions, for what is set seldom:
-**   "ek.executable.num_threads"(executable[, n])  threads of a run's loops, at most; 0 as the process
-**   "ek.executable.limit"(executable, steps, nanoseconds)  a run is stopped then; 0 for no limit
-**   "ek.vm.limit"(machine, steps, nanoseconds)  the same of one machine, before that of its executable
-**   "ek.executable.check"(executable, function, arguments...)  refuses what a call would refuse
+/* Limits of a run, as registered functions, since they are rarely set:
+** "ek.executable.num_threads"(executable[, n]) threads of a run's loops, at most; 0 as the process
+** "ek.executable.limit"(executable, steps, nanoseconds) a run is stopped then; 0 for no limit
+** "ek.vm.limit"(machine, steps, nanoseconds) the same of one machine, before that of its executable
+** "ek.executable.check"(executable, function, arguments...) refuses what a call would refuse
 ** EKIDEN_MAX_STEPS limits the steps of runs that have no other limit. A run that is stopped is a
 ** RunLimitError, and its machine is as before. */
 
