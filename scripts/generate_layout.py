@@ -42,8 +42,8 @@ hold numbers, as Python takes 8 us a member to make an IntEnum, and every start 
 """
 SERVICES_SOURCE = f"{SRC}/ek_services.c"
 SERVICE_TABLES = (
-    ("\nSERVICES", "What the runtime gives to compiled code."),
-    ("ABI_SERVICES", "And what Armv7 has no instruction for, by the names of its ABI."),
+    ("\nSERVICES", "Runtime functions that compiled code may import."),
+    ("ABI_SERVICES", "Run-time ABI helpers that code for Armv7 may import besides."),
 )
 
 LAYOUT_MODULE_HEAD = '''\

@@ -44,8 +44,8 @@ class Opcode:
     operands: tuple[str, ...]
     """A name for each letter but 'n', which is the length of the list after it."""
     properties: frozenset[str]
-    """What those who treat instructions alike ask for, such as "ends": those of the definition,
-    without EK_ and in small letters.
+    """Properties that group instructions, such as "ends": those of the definition,
+    without EK_, in lower case.
     """
     meaning: str
 

@@ -29,7 +29,7 @@ from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.span import Span
 from ekiden.relay.expr import Constant, Var
-from ekiden.runtime.artifact.graph_json import register_foreign_reader
+from ekiden.runtime.artifact.graph_json import register_tvm_json_reader
 from ekiden.runtime.errors import LoadError
 from ekiden.target import VirtualDevice
 
@@ -326,6 +326,6 @@ def _to_python(value: object) -> object:
     return tuple(map(_to_python, value)) if isinstance(value, tuple) else value
 
 
-register_foreign_reader(read_document)
+register_tvm_json_reader(read_document)
 
 __all__ = ["TvmJsonReader", "read_document"]

@@ -16,7 +16,7 @@ from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, ValueTag
 from ekiden.rpc.wire_format import MAX_TENSOR_RANK, RemoteTensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
-from ekiden.runtime.devices.device_constructors import ForeignDevice
+from ekiden.runtime.devices.device_constructors import RemoteDeviceBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,7 @@ class RemoteModule(_RemoteHandle):
         return measure_call
 
 
-class RemoteDevice(ForeignDevice):
+class RemoteDevice(RemoteDeviceBase):
     """Device of the remote side of a session; it equals no local device."""
 
     endpoint: Endpoint

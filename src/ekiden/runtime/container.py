@@ -26,7 +26,7 @@ class ADT(metaclass=_ADTMeta):
 
 
 String = str
-"""What a text is."""
+"""TVM's name of the string type; strings are plain `str`."""
 
 
 def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:

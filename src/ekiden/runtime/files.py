@@ -65,7 +65,7 @@ class StreamedContent(Protocol):
 
 
 File: TypeAlias = PathName | Writer
-"""Where a user has something written to: a path, or a file that is open for bytes."""
+"""Output destination: a path, or a file open for writing bytes."""
 
 
 def os_error_text(error: OSError) -> str:

@@ -119,10 +119,10 @@ def _fields(cls: type) -> list[_Field]:
     """Return the fields of a class and its bases, those of bases first."""
     fields: dict[str, _Field] = {}
     for base in reversed(cls.__mro__):
-        known = vars(base).get(_FIELDS_ATTRIBUTE)
-        if isinstance(known, LazyFields):
-            fields.update(known.declared_fields)
-        elif known is not None:
+        declared = vars(base).get(_FIELDS_ATTRIBUTE)
+        if isinstance(declared, LazyFields):
+            fields.update(declared.declared_fields)
+        elif declared is not None:
             fields.update((field.name, field) for field in dataclasses.fields(base))
     return list(fields.values())
 

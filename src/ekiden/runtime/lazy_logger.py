@@ -8,7 +8,7 @@ from importlib import import_module
 __all__ = ["LazyLogger"]
 
 _WARNING_LEVEL = 30
-"""The level from which on `logging` shows what nobody has asked for."""
+"""Minimum level that `logging` prints without configuration."""
 
 
 class LazyLogger:

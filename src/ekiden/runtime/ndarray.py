@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ekiden.runtime.binding._core import DataType, Device, Tensor, cpu, device, from_dlpack
 from ekiden.runtime.binding._core import empty as _empty
 from ekiden.runtime.binding._core import tensor as _tensor
-from ekiden.runtime.devices.device_constructors import ForeignDevice
+from ekiden.runtime.devices.device_constructors import RemoteDeviceBase
 
 __all__ = ["NDArray", "array", "cpu", "device", "empty", "from_dlpack"]
 
@@ -29,7 +29,7 @@ def array(
     array's memory instead. Raises ValueError for a memory scope other than "global".
     """
     _check_mem_scope("array", mem_scope)
-    if isinstance(device, ForeignDevice):
+    if isinstance(device, RemoteDeviceBase):
         return cast(Tensor, device.array(arr))
     return _tensor(arr if isinstance(arr, Tensor) else np.asarray(arr)).copyto(device or cpu())
 
@@ -44,7 +44,7 @@ def empty(
     "global".
     """
     _check_mem_scope("empty", mem_scope)
-    if isinstance(device, ForeignDevice):
+    if isinstance(device, RemoteDeviceBase):
         return cast(Tensor, device.empty(shape, str(DataType(dtype))))
     return _empty(shape, dtype, device)
 

@@ -23,7 +23,7 @@ class ObjectPath:
     key: object = None
 
     form: ClassVar[str] = "{}"
-    """How a step is written, from its key."""
+    """Format string of a step's text, applied to its key."""
 
     @staticmethod
     def root(root_name: str | None = None) -> RootPath:

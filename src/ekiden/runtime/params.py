@@ -50,14 +50,14 @@ SAFETENSORS_DTYPES = {
     "float6_e3m2fn": "F6_E3M2",
     "float4_e2m1fn": "F4",
 }
-"""Our name of a dtype -> the format's; dtypes that are not here have none."""
+"""Dtype names of the safetensors format by Ekiden's; dtypes missing here cannot be saved."""
 DTYPES_BY_SAFETENSORS_NAME = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
-"""Bytes of the longest header; the format's own limit."""
+"""Maximum size of a header in bytes, the format's own limit."""
 MAX_TENSOR_RANK = 64
-"""Dimensions of a tensor of ours."""
+"""Maximum number of dimensions of a tensor."""
 DATA_ALIGNMENT_BYTES = 64
-"""Where the elements begin in what we write; the format asks for 8."""
+"""Alignment of the elements in written files, that of constants; the format requires 8."""
 
 Params = Mapping[str, Tensor | ArrayLike]
 _Bytes = NDArray[np.uint8]

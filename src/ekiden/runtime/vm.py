@@ -37,7 +37,7 @@ _NUMBER_DTYPES = {bool: "bool", int: "int32", float: "float32"}
 
 
 TVM_ALLOCATORS = (None, 1, 2, "naive", "pooled")
-"""What TVM calls its allocators, and numbers them."""
+"""TVM's names and numbers of its allocators."""
 
 
 def _check_allocator(memory_cfg: object) -> None:

@@ -29,8 +29,9 @@ else:
 MAX_ARCHIVE_BYTES = 1 << 30
 """Of all files of a packed or sparse archive; those of a plain one are no more than its own."""
 
-_RETAINED_MAPPINGS: list[mmap.mmap] = []
-"""What modules lie in: code of theirs may run as long as the process."""
+_LOADED_MAPPINGS: list[mmap.mmap] = []
+"""Mappings that contain loaded modules. They are never unmapped, since code in them may run as long
+as the process."""
 
 
 @register_func("ek.module.load.tar")
@@ -44,7 +45,7 @@ def load_archive(path: str) -> Module:
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise LoadError(f"load module '{path}': {error}") from error
     module = module_from_bytes(memoryview(content))
-    _RETAINED_MAPPINGS.append(content)
+    _LOADED_MAPPINGS.append(content)
     return module
 
 

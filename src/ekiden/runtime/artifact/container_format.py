@@ -31,10 +31,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 ARTIFACT_MAGIC = b"\x89EKIDEN\n"
 FORMAT_VERSION = 1
 VARIANT_BITS = 16
-"""Above so many bits of a section's kind stands the variant that it is of."""
+"""Number of low bits of a section entry's kind field that hold the kind; the bits above hold the
+variant."""
 BYTE_ORDER_MARK = 0x01020304
 SECTION_ALIGNMENT_BYTES = 64
-"""Of sections and of the data of constants, in the file and so in memory."""
+"""Alignment of sections and of the data of constants in the file, and therefore in mapped
+memory."""
 
 _HEADER_STRUCT = struct.Struct("<8sIIQII")
 _SECTION_ENTRY_STRUCT = struct.Struct("<IIQQ")
@@ -64,8 +66,9 @@ class ConstantRecord:
     is_computed_at_load: bool = False
 
 
-LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
-"""In place of lanes, which are 1: where the data of a constant comes from."""
+LATE_BOUND, STORED, COMPUTED_AT_LOAD = 0, 1, 0xFFFF
+"""Origin of a constant's data, encoded in the lanes field of its dtype, which is 1 for every
+constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,9 @@ class ArtifactFile:
     """
 
     rows: tuple[tuple[int, int, int], ...]
-    """Of each section its kind with the variant, where it begins, its length."""
+    """(kind with variant, file offset, length in bytes) of each section."""
     sections: tuple[ByteSources, ...]
-    """The bytes of each, and the zeros behind them."""
+    """Bytes of each section, followed by its zero padding."""
     size: int
 
     def to_bytes(self) -> memoryview:
@@ -253,7 +256,7 @@ def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> B
     for index, constant in enumerate(constants):
         stored = b"" if constant.data is None else constant.data
         lanes = (
-            MADE_AT_LOAD
+            COMPUTED_AT_LOAD
             if constant.is_computed_at_load
             else LATE_BOUND
             if constant.data is None
@@ -287,7 +290,7 @@ def unpack_constants_section(data: Bytes) -> list[ConstantRecord]:
         )
         at += _CONSTANT_RECORD_STRUCT.size + 8 * ndim + 16
         stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
-        is_made = lanes == MADE_AT_LOAD
+        is_made = lanes == COMPUTED_AT_LOAD
         constants.append(ConstantRecord(code, bits, tuple(shape), nbytes, stored, is_made))
     return constants
 

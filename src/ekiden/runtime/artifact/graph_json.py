@@ -58,11 +58,11 @@ class NodeFamily(NamedTuple):
     """Type key and fields of an object; TypeError if it cannot be saved."""
     has_key: Callable[[str], bool]
     from_fields: Callable[[str, Mapping[str, object], Decode], object]
-    """The object of a key and encoded fields, which the function decodes."""
+    """Function (type key, encoded fields, decode) -> object, which decodes the fields."""
 
 
 NODE_FAMILIES: list[NodeFamily] = []
-"""Asked in order; the first whose classes match takes an object."""
+"""Node families in order of precedence; the first one whose classes match serialises an object."""
 
 
 def register_family(family: NodeFamily) -> None:
@@ -70,13 +70,13 @@ def register_family(family: NodeFamily) -> None:
     NODE_FAMILIES.append(family)
 
 
-FOREIGN_FORMAT_READERS: list[Callable[[Mapping[str, Any]], object]] = []
-"""What reads documents of TVM, if anything does."""
+TVM_JSON_READERS: list[Callable[[Mapping[str, Any]], object]] = []
+"""Reader of TVM's JSON documents: one function, or none before it is registered."""
 
 
-def register_foreign_reader(read: Callable[[Mapping[str, Any]], object]) -> None:
+def register_tvm_json_reader(read: Callable[[Mapping[str, Any]], object]) -> None:
     """Register a reader of TVM documents, a function of the whole document."""
-    FOREIGN_FORMAT_READERS[:] = [read]
+    TVM_JSON_READERS[:] = [read]
 
 
 def save_json(value: object) -> str:
@@ -102,7 +102,7 @@ def load_json(text: str | bytes) -> object:
     try:
         document = json.loads(text)
         if _is_tvm_document(document):
-            return _read_foreign(document)
+            return _read_tvm_document(document)
         if document["ekiden"] != GRAPH_JSON_FORMAT:
             raise LoadError(
                 f"JSON of format {document['ekiden']!r}, expected {GRAPH_JSON_FORMAT!r}"
@@ -116,9 +116,9 @@ def _is_tvm_document(document: object) -> bool:
     return isinstance(document, dict) and "ekiden" not in document and "nodes" in document
 
 
-def _read_foreign(document: Mapping[str, Any]) -> object:
-    if FOREIGN_FORMAT_READERS and "root" in document:
-        return FOREIGN_FORMAT_READERS[0](document)
+def _read_tvm_document(document: Mapping[str, Any]) -> object:
+    if TVM_JSON_READERS and "root" in document:
+        return TVM_JSON_READERS[0](document)
     attrs = document.get("attrs")
     version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
     raise LoadError(
@@ -164,7 +164,7 @@ class _GraphWriter:
         self.numbers: dict[object, int] = {}
         """Identity of a node or array -> its number."""
         self._alive: list[object] = []
-        """What has a number by its id, kept so that nothing else gets that id."""
+        """Numbered objects by `id`, kept alive so that no other object reuses the id."""
 
     def write(self, root: object) -> object:
         """Write everything in a value and return the reference to it."""

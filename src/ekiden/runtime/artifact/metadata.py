@@ -16,19 +16,20 @@ from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 OBJECT_DTYPE = "object"
-"""The dtype of an input or output that is not a tensor."""
+"""Declared dtype of an input or output that is not a tensor."""
 STRING_DTYPE = "string"
-"""The dtype of an input or output that is a tensor of texts; its shape is that without bytes."""
+"""Declared dtype of a tensor of strings; its shape omits the axis of bytes."""
 SEQUENCE_PREFIX = "sequence of "
-"""How the dtype of an input or output that is a sequence begins; that of its elements follows, and
-its shape is theirs.
+"""Prefix of the declared dtype of a sequence, followed by the dtype of the elements; the shape is
+that of the elements.
 """
 ANY_RANK_PREFIX = "any rank of "
-"""How the dtype of an output begins that has one of several ranks; its shape is ANY_RANK_SHAPE."""
+"""Prefix of the declared dtype of an output with one of several ranks, whose shape is
+ANY_RANK_SHAPE."""
 ANY_RANK_SHAPE = ("...",)
-"""The shape of an input or output whose rank is not known before a run."""
+"""Shape of an input or output whose rank is known at run time only."""
 SEQUENCE_OF_MAPS_PREFIX = "maps to "
-"""How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
+"""Prefix of the declared dtype of an output that is a list of dictionaries, one per row."""
 
 HOST_NAME = "cpu(0)"
 """The host's name among the devices of `placement`."""
@@ -49,7 +50,7 @@ class TensorInfo:
     shape: tuple[Dim, ...]
     dtype: str
     keys: tuple[Key, ...] = ()
-    """The keys of the dictionaries of an output that is a list of such."""
+    """Keys of the dictionaries of an output that is a list of dictionaries."""
 
     def __str__(self) -> str:
         """Return text such as `x: float32[batch, 3, 224, 224]`."""
@@ -61,9 +62,9 @@ class Tables:
     """Tables of an executable that its metadata refer to."""
 
     params: Mapping[str, int]
-    """How many parameters each function has."""
+    """Number of parameters of each function."""
     instructions: Mapping[str, int]
-    """How many instructions each function has."""
+    """Number of instructions of each function."""
     primitives: frozenset[str]
 
 
@@ -312,9 +313,9 @@ def _check_main(main: object, tables: Tables) -> None:
 
 
 INITIAL_STATE_FUNCTION = "initial_state"
-"""The function that gives what a program keeps between runs, before the first."""
+"""Name of the function that returns the initial state of a program."""
 CALL_CLOSURE_FUNCTION = "call closure"
-"""Begins the names of functions by which a caller of the program calls closures that it gave."""
+"""Name prefix of the trampolines through which the host calls closures that a program returned."""
 
 
 def _check_states(states: object, metadata: Mapping[str, object], tables: Tables) -> None:
@@ -331,7 +332,7 @@ def _check_states(states: object, metadata: Mapping[str, object], tables: Tables
 
 
 InstructionRows = Mapping[str, Sequence[Sequence[object]]]
-"""Function -> rows about its instructions, which begin with the number of one."""
+"""Rows of facts about instructions by function; each row begins with an instruction's number."""
 
 
 def _check_instruction_rows(value: object, tables: Tables) -> None:

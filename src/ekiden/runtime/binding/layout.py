@@ -263,7 +263,7 @@ SERVICES = (
     "ek_native_poll",
     "ek_object_release",
 )
-"""What the runtime gives to compiled code."""
+"""Runtime functions that compiled code may import."""
 
 ABI_SERVICES = (
     "__aeabi_d2lz",
@@ -281,4 +281,4 @@ ABI_SERVICES = (
     "__aeabi_ul2f",
     "__aeabi_uldivmod",
 )
-"""And what Armv7 has no instruction for, by the names of its ABI."""
+"""Run-time ABI helpers that code for Armv7 may import besides."""

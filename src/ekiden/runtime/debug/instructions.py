@@ -32,9 +32,10 @@ class Instruction:
     name: str
     operands: tuple[Operand, ...] = ()
     source: str = field(default="", compare=False)
-    """What it was made from: a node of the model or a place in a text; no part of the words."""
+    """Model node or source location that the instruction was compiled from; not encoded in the
+    words."""
     checks: tuple[str, ...] = field(default=(), compare=False)
-    """Of a call of a kernel: what each of its operators is called that may refuse an index."""
+    """For a kernel call, the display names of its operators that may reject an index."""
 
     def __getitem__(self, operand: str) -> Operand:
         """Return the operand of a name. Raises ValueError if the instruction has none."""

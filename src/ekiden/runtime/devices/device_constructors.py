@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-class ForeignDevice(Device):
-    """Base class of devices of another machine; subclasses implement allocation and transfer."""
+class RemoteDeviceBase(Device):
+    """Base class of remote devices; subclasses implement allocation and transfer."""
 
-    def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:
+    def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensorProtocol:
         """Allocate an uninitialised tensor on the device."""
         raise NotImplementedError
 
-    def array(self, source: Tensor | ArrayLike) -> ForeignTensor:
+    def array(self, source: Tensor | ArrayLike) -> RemoteTensorProtocol:
         """Copy a local tensor or array to the device."""
         raise NotImplementedError
 
 
-class ForeignTensor(Protocol):
-    """Tensor of another machine."""
+class RemoteTensorProtocol(Protocol):
+    """Protocol of tensors on a remote device."""
 
     device: Device
     dtype: str
@@ -100,7 +100,7 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
     if given is None:
         return
     allowed = tuple(known) or (cpu(),)
-    accelerators = [place for place in allowed if place.type != cpu().type]
+    accelerators = [candidate for candidate in allowed if candidate.type != cpu().type]
     request_list = [given] if isinstance(given, (Device, str)) or not _is_list(given) else given
     devices: list[Device] = []
     for one in request_list:
@@ -149,8 +149,8 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 __all__ = [
-    "ForeignDevice",
-    "ForeignTensor",
+    "RemoteDeviceBase",
+    "RemoteTensorProtocol",
     "check_devices",
     "check_devices_present",
     "cl",

@@ -46,8 +46,8 @@ __all__ = [
 ]  # fmt: skip
 
 RegionLoader = Callable[[str, bytes], Callable[..., None]]
-"""From a region's name and code to what runs it: called with its inputs, then the tensors that it
-writes."""
+"""Function (region name, code) -> function that runs the region on its inputs followed by its
+output tensors."""
 
 
 def _package_folder(package: str, folder: str) -> str:
@@ -74,8 +74,9 @@ ENGINE_FOLDERS: dict[str, Callable[[], str]] = {
     "onnxruntime": partial(_package_folder, "onnxruntime", "capi"),
     "openvino": partial(_package_folder, "openvino", "libs"),
 }
-"""Those that Ekiden has libraries for, by the name in artifacts: where their packages have theirs,
-if these are installed. The runtime looks in EKIDEN_ENGINES and where the system looks besides."""
+"""Library folder of each supported engine's Python package, "" if it is not installed, by the
+engine's name in artifacts. The runtime also searches EKIDEN_ENGINES and the system's library
+path."""
 
 
 def engine_folder(engine: str) -> str:

@@ -17,17 +17,17 @@ class MemoryStats(NamedTuple):
     """Memory statistics of the process's pools, in bytes."""
 
     allocations: int
-    """Requests to the system since the process began."""
+    """Allocations requested from the system since the process began."""
     held: int
-    """From the system, in use or not; mapped files do not count."""
+    """Bytes obtained from the system, in use or not, without mapped files."""
     free: int
-    """Of these, kept for reuse."""
+    """Bytes of `held` that are cached for reuse."""
     in_use: int
-    """Of buffers: data of tensors, arenas of programs (also those that rest), scratch memory."""
+    """Bytes in use: tensor data, arenas of programs (idle ones included), workspaces."""
     peak: int
-    """The most that was in use at once, since `reset_peak_memory`."""
+    """Maximum of `in_use` since `reset_peak_memory`."""
     limit: int
-    """The most that may be held; 0 for no limit."""
+    """Maximum of `held`; 0 for no limit."""
 
 
 def memory_stats() -> MemoryStats:

@@ -69,7 +69,7 @@ def sequence_to_list(value: object) -> list[object]:
 
 
 def unwrap_sum_value(value: object) -> object:
-    """Return the payload of a sum type's value. Raises RunError for what is none."""
+    """Return the payload of a sum type's value. Raises RunError for another value."""
     if not isinstance(value, tuple) or len(value) != 1:
         raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
     content: object = value[0]
@@ -92,8 +92,8 @@ def to_vm_argument(info: TensorInfo, value: object) -> object:
         return vm_argument(value)
     if info.dtype.startswith(SEQUENCE_PREFIX):
         if not isinstance(value, (list, tuple)):
-            wanted = f"a list of tensors, got {type(value).__name__}"
-            raise InputError(f"input '{info.name}': expected {wanted}")
+            expected = f"a list of tensors, got {type(value).__name__}"
+            raise InputError(f"input '{info.name}': expected {expected}")
         return list_to_sequence(value, lambda at, each: _convert_element(info, at, each))
     if info.dtype == STRING_DTYPE:
         return _encode_text(info, value)
@@ -102,24 +102,26 @@ def to_vm_argument(info: TensorInfo, value: object) -> object:
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
         dtype = getattr(value, "dtype", None)
-        got = type(value).__name__ if dtype is None else f"one of {dtype}"
+        actual = type(value).__name__ if dtype is None else f"one of {dtype}"
         reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
         if isinstance(value, Mapping):
             reason = "; inputs by name are keywords: executable(**inputs)"
-        wanted = f"an array of {info.dtype}, got {got}{reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
+        expected = f"an array of {info.dtype}, got {actual}{reason}"
+        raise InputError(f"input '{info.name}': expected {expected}") from error
     except EkidenError:
         raise
     except RuntimeError as error:  # what a framework says of a tensor that it cannot share
         reason = str(error).partition("\n")[0]
-        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
+        expected = (
+            f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
+        )
+        raise InputError(f"input '{info.name}': expected {expected}") from error
     return tensor
 
 
 def from_vm_result(info: TensorInfo, value: object) -> object:
-    """Convert an output of the machine to its Python form. Raises RunError where the program gave
-    what is none such.
+    """Convert an output of the machine to its Python form. Raises RunError for a value of
+    another kind.
     """
     if info.dtype.startswith(SEQUENCE_PREFIX):
         return sequence_to_list(value)
@@ -138,14 +140,14 @@ def from_vm_result(info: TensorInfo, value: object) -> object:
 
 def _encode_text(info: TensorInfo, value: object) -> runtime.Tensor:
     try:
-        found = runtime.tensor(encode_strings(value))
+        encoded = runtime.tensor(encode_strings(value))
     except TypeError as error:
         raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
-    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
+    rank = len(encoded.shape) - 1  # behind the last axis of the text are its bytes
     if rank != len(info.shape):
-        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
-        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
-    return found
+        expected = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
+        raise InputError(f"input '{info.name}': expected {expected} of str, got {rank}")
+    return encoded
 
 
 def _convert_element(info: TensorInfo, position: int, value: object) -> object:
@@ -154,10 +156,10 @@ def _convert_element(info: TensorInfo, position: int, value: object) -> object:
     tensor = to_vm_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)
     fits = len(tensor.shape) == len(info.shape) and all(
-        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
+        isinstance(d, str) or d == size for d, size in zip(info.shape, tensor.shape, strict=True)
     )
     if not fits or tensor.dtype != dtype:
-        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
-        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
-        raise InputError(f"input '{name}': expected {wanted}, got {got}")
+        expected = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
+        actual = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
+        raise InputError(f"input '{name}': expected {expected}, got {actual}")
     return tensor

@@ -1,8 +1,7 @@
-"""Output buffers: which instruction allocates each result, so that the caller's memory can replace
-it.
+"""Output buffers: the allocation site of each result, so that the caller's memory can replace it.
 
-Only in straight-line programs that keep nothing of a run: each storage is then allocated once, and
-at the end of the run holds the result alone. Elsewhere results are copied.
+Supported for straight-line programs without state: there each storage is allocated once and holds
+only the result at the end of the run. Results of other programs are copied.
 
     alloc_storage $2 $1[0]   <- the buffer of result 0
     alloc_tensor $3 $2 ...
@@ -23,17 +22,17 @@ from ekiden.runtime.binding.opcodes import BY_NAME
 from ekiden.runtime.debug.instructions import Instruction, Operand, decode, encode
 
 OutputBuffer: TypeAlias = Tensor | npt.NDArray[Any]
-"""Where one output is written to."""
+"""Destination of one output."""
 
 AddressRange = tuple[int, int]
-"""The first byte of some memory, and the first one after it."""
+"""Half-open range of addresses."""
 
 STRAIGHT_LINE_OPCODES = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorReg",
                                    "InvokePacked",
                       "InvokePackedScratch", "KillRegister", "LoadConst", "LoadConsti", "Move",
                                    "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
-"""Instructions that a program may be made of, but for the last ones: they go on to the next one,
-and no value outlives the run by them."""
+"""Opcodes allowed before the final AllocADT and Ret: they fall through to the next instruction and
+let no value outlive the run."""
 
 
 def result_sites(

@@ -28,7 +28,7 @@ class PytreeLeaf:
     name: str
     argument_name: str
     access_steps: tuple[tuple[str, object], ...]
-    """(as it is written, the key, or None for an attribute)."""
+    """(text of the step, key) from the argument to the leaf; the key of an attribute is None."""
 
     @staticmethod
     def parse(name: str) -> PytreeLeaf | None:

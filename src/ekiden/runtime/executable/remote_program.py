@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from ekiden.runtime.binding._core import ADT, Device, Tensor, tensor
-from ekiden.runtime.devices.device_constructors import ForeignDevice
+from ekiden.runtime.devices.device_constructors import RemoteDeviceBase
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executor.aot_executor import RemoteModule
 from ekiden.runtime.profile.timing import BenchmarkResult
@@ -33,7 +33,7 @@ class RemoteExecutable:
         is_many = isinstance(device, (list, tuple)) and not isinstance(device, Device)
         device_list = cast(Sequence[object], device) if is_many else (device,)
         for requested in device_list:
-            if requested is not None and not isinstance(requested, ForeignDevice):
+            if requested is not None and not isinstance(requested, RemoteDeviceBase):
                 raise InputError(
                     f"VirtualMachine: the program is on another machine, and {requested} is not"
                 )

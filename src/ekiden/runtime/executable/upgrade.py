@@ -18,8 +18,8 @@ class Upgrade(Protocol):
     def tiers(self) -> dict[str, str]:
         """Return "general" or "compiled" for each kernel."""
 
-    def start(self, become: Callable[[Executable], None]) -> None:
-        """Start the compilation; `become` is called with the final program."""
+    def start(self, publish: Callable[[Executable], None]) -> None:
+        """Start the compilation; `publish` is called with the final program."""
 
     def wait(self, timeout: float | None = None) -> Executable:
         """Return the final program. Raises what compiling raised, and TimeoutError after `timeout`

@@ -25,7 +25,7 @@ STYLESHEET = """
 .ek .name{color:#3f7fd0;cursor:default}.ek .name.on{background:#ffe9a866}
 .ek details{display:inline}.ek summary{cursor:pointer}
 """
-"""Colours that can be read on white and on black."""
+"""Colours legible on white and on black."""
 PYTHON_TOKENS = re.compile(
     r"""
       (?P<comment> \#.*$ )
@@ -35,7 +35,7 @@ PYTHON_TOKENS = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-"""What is coloured in loop programs and traces, which are Python."""
+"""Highlighted tokens of loop programs and traces, which are Python."""
 _HIGHLIGHT_SCRIPT = """
 for(const e of document.querySelectorAll('.ek .name'))e.onmouseenter=e.onmouseleave=v=>{
 for(const o of e.closest('.ek').querySelectorAll('.name'))

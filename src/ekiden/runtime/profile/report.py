@@ -27,7 +27,7 @@ from ekiden.runtime.profile.html import details_html, table_html
 from ekiden.runtime.profile.slowdown import parse_kernel_cycles, quantized_slowdown_warning
 
 MAX_EVENT_WORDS = 1 << 22
-"""Words of events that are kept of a run; later calls are counted only."""
+"""Maximum number of event words recorded per run; later calls are counted only."""
 
 _DLPACK_KIND_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
@@ -79,28 +79,27 @@ class KernelCall:
 
     function: str
     instruction: int
-    """-1 of the copy of an argument, before the first one."""
+    """Index in the function, or -1 for the copy of an argument before the first instruction."""
     name: str
     source: str
-    """The node of the model it was made from; empty where that is not known."""
+    """Model node that the call was compiled from, "" if unknown."""
     start: int
     duration: int
     arguments: tuple[CallArgument, ...]
     flops: int
     nbytes: int
-    """What it moves at least: its arguments once, of those that it reads in part (a table that
-    rows are taken from) that part."""
+    """Minimum memory traffic in bytes: each argument once, and only the rows read of a table."""
     title: str = ""
-    """The name for tables: the operators, without a digest."""
+    """Display name: the operators, without a digest."""
     is_scalar: bool = False
-    """Whether its code has no vectors."""
+    """Whether the kernel's code uses no vector instructions."""
     is_general: bool = False
-    """Whether it ran by a general kernel, its own code not being compiled yet."""
+    """Whether a general kernel ran because the kernel's own code was not compiled yet."""
     float_slowdown: str = ""
-    """As in Row."""
+    """See ReportRow.float_slowdown."""
     cycles: tuple[int, int] | None = None
-    """By the model of kernels, its own and those of its float form: of products, ranges and
-    roundings."""
+    """Cycles of the kernel and of its float form as the cost model predicts them, for products,
+    range passes and rounding passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +127,14 @@ class ReportRow:
     title: str = ""
     is_scalar: bool = False
     call_nbytes: int = 0
-    """Bytes that the largest call moves: what a cache would have to hold."""
+    """Memory traffic of the largest call in bytes, the working set that a cache would have to
+    hold."""
     is_general: bool = False
     dtypes: frozenset[str] = frozenset()
-    """Of its arguments."""
+    """Dtypes of the arguments."""
     float_slowdown: str = ""
-    """How many times as long a product of integers takes as its floats would, by the model of
-    kernels, where it is slower."""
+    """Predicted time of an integer product over that of its float form, where it is slower, else
+    ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class Report:
     result: object = field(repr=False)
     threads: int = 1
     peak: MachinePeak | None = None
-    """What the machine reaches on as many threads, where that was measured."""
+    """Measured peak of the machine with the same number of threads, if available."""
     regions: tuple[str, ...] = ()
-    """What was measured of regions in engines of others when it was compiled, a line each."""
+    """One line per region of a third-party engine with its measurement at compile time."""
 
     @property
     def duration(self) -> int:

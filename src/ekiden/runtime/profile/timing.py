@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 CALLS_GROWTH_FACTOR = 1.618
-"""By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
+"""Minimum growth factor of the number of calls while a repeat is too short (TVM's constant)."""
 MIN_TIMING_ROUNDS = 3
 
 
@@ -82,9 +82,9 @@ class Evaluator(NamedTuple):
     """
 
     run: Callable[[tuple[object, ...], int], float]
-    """Seconds of so many calls with these arguments."""
+    """Function (arguments, number of calls) -> seconds."""
     prepare: Callable[..., object] | None
-    """Called with the arguments before each repeat, outside the time."""
+    """Function called with the arguments before each repeat, outside the timed interval."""
     number: int
     repeat: int
     min_repeat_ms: int
