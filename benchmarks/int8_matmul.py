@@ -43,7 +43,7 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS, pack_weight
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, pack_weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from onnx_runtime import EXACT

@@ -35,7 +35,7 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack, matmul
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 
 Kernel = Callable[..., object]
 Call = Callable[[], object]

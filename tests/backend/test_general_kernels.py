@@ -24,7 +24,7 @@ from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.transform import lower
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
 
 pytestmark = pytest.mark.quick

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.place_by_cost import DeviceCosts, PlaceByCost
+from ekiden.backend.vm.min_cut_placement import DeviceCosts, PlaceByCost
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, with_options
 from ekiden.relay.analysis.minimum_cut import FlowNetwork

@@ -30,7 +30,7 @@ from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv, dense_pack
-from ekiden.topi.nn.weights import pack_weight, unpack_dense_weight
+from ekiden.topi.nn.weight_packing import pack_weight, unpack_dense_weight
 from long_runs import alike, share
 from processor import processors
 

@@ -19,7 +19,7 @@ from ekiden.tir.stmt import For
 from ekiden.tir.transform import lower
 from ekiden.tir.visitor import all_exprs, pre_order_stmts
 from ekiden.topi.nn import conv
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from long_runs import share
 
 TARGET = Target.host()

@@ -18,7 +18,7 @@ from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv_transpose
-from ekiden.topi.nn.weights import pack_weight, unpack_conv_transpose_weight
+from ekiden.topi.nn.weight_packing import pack_weight, unpack_conv_transpose_weight
 from long_runs import share
 
 TARGET = Target.host()

@@ -30,7 +30,7 @@ from ekiden.topi.nn import (
     dense_pack,
     winograd_conv2d,
 )
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
 from long_runs import alike, share
 

@@ -26,7 +26,7 @@ from ekiden.tir import verify
 from ekiden.tir.transform import lower
 from ekiden.topi.dimensions import as_dim
 from ekiden.topi.nn import dense_pack
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from long_runs import share, sizes
 from processor import processors
 from rounding import expect_within, gamma

@@ -20,7 +20,7 @@ from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from long_runs import share
 
 TARGET = Target(Target.host(), cores=2)

@@ -19,7 +19,7 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, dense_pack, matmul
-from ekiden.topi.nn.weights import pack_weight
+from ekiden.topi.nn.weight_packing import pack_weight
 from long_runs import alike, share
 from rounding import LEAST, ULP, UNIT, expect_within, gamma, product
 

@@ -57,7 +57,7 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 """
 
 SOURCES = frozenset((
-    "backend/kernels/general_code.py", "contrib/target/onnx_emitters.py",
+    "backend/kernels/general_encoding.py", "contrib/target/onnx_emitters.py",
     "frontend/common/reducers.py",
     "frontend/jax/converters/reduction_bodies.py", "frontend/jax/converters/elementwise.py",
     "frontend/jax/converters/reduce_window.py",

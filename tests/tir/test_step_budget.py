@@ -9,8 +9,8 @@ import pytest
 
 from ekiden import te, tir
 from ekiden.tir import PrimFunc, interpreter
+from ekiden.tir.interpreter_limits import StepBudget, StepLimitError
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
-from ekiden.tir.step_budget import StepBudget, StepLimitError
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick

@@ -90,12 +90,12 @@ class CanonicalForm(RuleWalker[Poly], MixedRadixRecombiner):
     def __init__(self) -> None:
         super().__init__()
         self._rewritten_forms: dict[object, Poly] = {}
-        """What rules made of nodes, by the key the node would have as an atom."""
+        """Results of rewrite rules, by the key that the node would have as an atom."""
         self._stale_atoms: set[int] = set()
         """Atoms to which rules have not been applied under the assumptions of the scope."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
         self._bound_values: dict[int, Poly] = {}
-        """What variables were bound to."""
+        """Values that variables are bound to."""
         self._bound_vars: list[Var] = []
         self._assumed_truths: dict[PolyKey, int] = {}
         """Conditions that are no comparisons, known to be 1 or 0 in the scope."""

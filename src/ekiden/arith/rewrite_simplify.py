@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer
 
 MAX_REWRITES = 2_000
-"""How many results of rules one expression may have: what rules undo in several parts at once would
-grow with the power of the depth."""
+"""Maximum number of rule results per expression: rules that undo each other in several
+subexpressions at once would grow exponentially with the depth."""
 _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 
 

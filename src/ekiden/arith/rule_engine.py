@@ -79,7 +79,7 @@ class RulePattern:
 
 
 _Parts: TypeAlias = tuple[type[PrimExpr] | str | int, Sequence[ast.expr], bool]
-"""What a pattern is made of: its head, its operands as trees, whether it is a name."""
+"""Parts of a pattern: its head, its operands as syntax trees, and whether it is a name."""
 
 
 def _compile_pattern(node: ast.expr) -> RulePattern:
@@ -161,7 +161,7 @@ def _match_pattern(p: RulePattern, e: PrimExpr, bindings: PatternBindings) -> bo
 
 
 ExprBuilder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
-"""An expression from what the names stand for; numbers get the dtype."""
+"""Function (bindings of names, dtype) -> expression; numbers get the dtype."""
 
 
 def build_expr(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
@@ -273,7 +273,7 @@ def parse_side(text: str) -> ast.expr:
 
 
 ParsedRule: TypeAlias = tuple[RewriteRule, ast.expr]
-"""A rule and the tree of its left side."""
+"""Rule with the syntax tree of its left side."""
 
 
 def group_by_root_kind(rules: Sequence[RewriteRule]) -> dict[object, list[ParsedRule]]:
@@ -382,8 +382,8 @@ class RuleWalker(Generic[Form]):
 
     rules: ClassVar[RuleSet]
     max_rewrite_depth: ClassVar[int]
-    """How many rules are applied, each to what the one before made: rules that undo each other come
-    to an end."""
+    """Maximum number of rules applied in a row, each to the previous one's result, so that rules
+    that undo each other terminate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ class RuleWalker(Generic[Form]):
         # again, and expressions are immutable.
         self._keepalive: list[PrimExpr] = []
         self._rewrite_depth = 0
-        """How many rules are under way; see max_rewrite_depth."""
+        """Number of nested rule applications; see max_rewrite_depth."""
 
     def _walk(self, expr: PrimExpr) -> Form:
         """Return the form of an expression.
@@ -430,7 +430,7 @@ class RuleWalker(Generic[Form]):
         raise NotImplementedError
 
     def _rewritten_form(self, node: PrimExpr) -> Form | None:
-        """Return the form of what the first rule that matches makes of a node, or None."""
+        """Return the form of the first matching rule's result, or None."""
         # Rules apply to what rules made: a search that branches, cut off here.
         if self._rewrite_depth == self.max_rewrite_depth:
             return None

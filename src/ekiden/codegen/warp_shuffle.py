@@ -39,7 +39,7 @@ def evaluated_operands(e: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def parse_warp_shuffle(e: Intrinsic) -> WarpShuffle:
-    """Return the shuffle that a call of SHUFFLES describes. Raises CompileError for an invalid
+    """Return the shuffle that a call of WARP_SHUFFLES describes. Raises CompileError for an invalid
     segment width or warp size.
     """
     mask, value, lane, width, warp = e.args

@@ -226,7 +226,7 @@ class WorkerProcess:
         """Process id; None before it has started."""
 
     def send_setup(self, setup: bytes) -> None:
-        """Wait for the process and send it its Setup. Raises WorkerEndedError."""
+        """Wait for the process and send it its WorkerSetup. Raises WorkerEndedError."""
         self.pid = cast(int, pickle.loads(self._receive(WORKER_START_TIMEOUT_S)))
         self.send(setup)
 
@@ -280,7 +280,7 @@ class WorkerProcess:
 
 
 def setup_frame(niceness: int = 0) -> bytes:
-    """Return the Setup of workers that compile in the current PassContext.
+    """Return the encoded WorkerSetup of workers that compile in the current PassContext.
 
     Raises NotTransferableError where that has something of the program's own: a user's pass, an
     instrument that prints.

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 
 from ekiden import runtime
-from ekiden.backend.vm.place_by_cost import DeviceCosts
+from ekiden.backend.vm.min_cut_placement import DeviceCosts
 from ekiden.compiler.build import as_module
 from ekiden.compiler.device_peak import DeviceFigures, measure_device
 from ekiden.compiler.machine_peak import measure_peak

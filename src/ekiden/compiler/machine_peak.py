@@ -28,7 +28,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform import lower
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 __all__ = [
     "PEAK_STEPS",

@@ -43,7 +43,7 @@ class PrimExpr(Node):
     __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
     printer: ClassVar[Callable[[PrimExpr], str] | None] = None
-    """How an expression becomes text for messages; set by `ekiden.ir.expr_text`, then by tir."""
+    """Printer of expressions for messages, set by `ekiden.ir.expr_text` and then by tir."""
 
     def astext(self) -> str:
         """Return the expression in Python syntax; variables print as their names."""

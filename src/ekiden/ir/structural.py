@@ -268,7 +268,7 @@ class _CanonicalForm:
             return _encode_array(np.asarray(value))
         if isinstance(value, Object):
             return _RuntimeObjectKey(value)
-        if getattr(type(value), "is_said_by_text", False):
+        if getattr(type(value), "is_compared_by_text", False):
             return f"t{value}"
         raise TypeError(
             f"structural equality: a {type(value).__name__} has no structure: {value!r}"

@@ -23,7 +23,7 @@ from ekiden.kernels.micro_kernels.matrix_tiles import AMX_LANES, AMX_WORD_BYTES,
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""

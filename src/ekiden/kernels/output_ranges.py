@@ -5,7 +5,7 @@
 Ranges of dynamically quantised data (DynamicQuantizeLinear) are found so, without a pass over the
 data. The kernel of the first output is built as if it were alone; a reduction of what it stores
 follows. Where each element is stored once it is marked, and lowering does it in registers
-(`ekiden.tir.transform.store_reductions`).
+(`ekiden.tir.transform.reduction_fusion`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ekiden.te.reducer import Reduce
 from ekiden.te.stmt_renaming import replace_buffers
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc, Stmt, seq
-from ekiden.tir.transform.store_reductions import emit_reduction_of_stores
+from ekiden.tir.transform.reduction_fusion import emit_reduction_of_stores
 
 RANGE_KINDS = ("max", "min")
 

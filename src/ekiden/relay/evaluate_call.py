@@ -10,7 +10,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.relay.op._interpreted_reference import InterpretedReference
 from ekiden.runtime.errors import EkidenError, RunError
-from ekiden.tir.step_budget import StepBudget
+from ekiden.tir.interpreter_limits import StepBudget
 
 
 def evaluate_call(

@@ -24,14 +24,15 @@ class Feature:
     """LLVM's name."""
     architecture: str
     flag: str = ""
-    """The name in /proc/cpuinfo and in what artifacts need; "" where no loader has to ask: every
-    processor has it, it says what is fast, or compiled code has no use for it."""
+    """Flag in /proc/cpuinfo and in the required flags of artifacts; "" if no loader has to check
+    it: every processor has it, it is a tuning hint, or compiled code does not use it."""
     place: tuple[str, int] = ("", 0)
-    """Where the processor says so: the word (WORDS) and the bit."""
+    """Feature bit: the word (DETECTION_WORDS) and the number of the bit."""
     state: str = ""
-    """Registers that the system must keep for it: "ymm", "zmm", "tile", or "" for all others."""
+    """Register state that the operating system must save for it: "ymm", "zmm", "tile", or "" for
+    all others."""
     implies: tuple[str, ...] = ()
-    """Features that it brings with it."""
+    """Features that it implies."""
 
 
 DETECTION_WORDS: dict[str, tuple[str, ...]] = {

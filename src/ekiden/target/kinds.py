@@ -59,8 +59,8 @@ class TargetKind:
     triples: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     """Code format of each LLVM triple (`-mtriple=spirv64`)."""
     asks_device: bool = False
-    """Whether a target without a named device takes the facts of this machine's device, if there is
-    one.
+    """Whether a target without an explicit device queries the attributes of this machine's device,
+    if there is one.
     """
 
     @property

@@ -130,10 +130,11 @@ cortex-m4    1x32/3    1x32    16:4:2   -                -
 cortex-m7    1x32/3    2x32    16:4:2   -                -
 cortex-m55   1x32/3    1x32    16:4:2   -                -
 """
-"""What cores do. multiply: multiply-adds of a cycle x bits of them together / cycles to the result:
-vectors wider than a port take several. loads: the same. Caches: KB for each core:ways:bytes a
-cycle:cycles to the value:cores that share it; L1's bytes are those of the loads, and it is one
-core's. 16 bytes a cycle of an L2, 8 of an L3 stand where nothing is known.
+"""Throughput and caches of microarchitectures. multiply: multiply-adds per cycle x bits that they
+may total / latency in cycles; vectors wider than a port take several. loads: the same without
+latency. Caches: KiB per core:ways:bytes per cycle:latency in cycles:cores that share it; L1 is
+private and its bandwidth that of the loads. Unknown bandwidths are 16 bytes per cycle for L2 and 8
+for L3.
 """
 
 

@@ -59,8 +59,8 @@ class Target:
     oldest processor.
     """
 
-    is_said_by_text: ClassVar[bool] = True
-    """For structural equality, in which attributes may be targets."""
+    is_compared_by_text: ClassVar[bool] = True
+    """Whether structural equality compares an attribute of this class by its text."""
 
     kind: TargetKind
     """Target kind, which selects the code generator."""

@@ -35,7 +35,7 @@ from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime import errors
 from ekiden.tir.c_functions import call_c
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
-from ekiden.tir.step_budget import StepBudget
+from ekiden.tir.interpreter_limits import StepBudget
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,

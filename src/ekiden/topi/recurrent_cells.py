@@ -168,7 +168,7 @@ OPTIONAL_CELL_INPUTS = (
     "sums",
     "places",
 )
-"""What a layer may be given beside data and weight: a recurrent bias [gates * hidden], the first
+"""Optional inputs of a layer besides data and weight: a recurrent bias [gates * hidden], the first
 states [batch, hidden], weights from the cell to i, f, o [3 * hidden], the number of steps of each
 sequence [batch] (int32).
 

@@ -17,7 +17,7 @@ from ekiden.tir import PrimFunc, Schedule, ScheduleError
 from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
-from ekiden.topi.nn.weights import INT16_PAIR_SUMS_FACT
+from ekiden.topi.nn.weight_packing import INT16_PAIR_SUMS_FACT
 from long_runs import LONG
 
 assert REGISTER_TILE_KERNEL.name == "register_tile"  # importing it puts it into the table

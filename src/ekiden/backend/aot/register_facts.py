@@ -25,7 +25,7 @@ class RegisterFact:
     """Known integer value."""
     is_tensor: bool = False
     shape: tuple[int, ...] | None = None
-    """Of a tensor; -1 stands for a dimension that is not known."""
+    """Shape of a tensor, with -1 for an unknown dimension."""
     is_writable: bool = False
     """Whether kernels may write to it, because this function allocated it."""
 

@@ -19,12 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.backend.crt import micro_module as crt
-from ekiden.backend.crt.match import read_match
+from ekiden.backend.crt.match_compiler import read_match
 from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
-from ekiden.backend.crt.read_value import ValueReader
-from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
-from ekiden.backend.crt.values import (
+from ekiden.backend.crt.program_values import (
     NO_LEAF,
     DraftStatement,
     LeafMove,
@@ -33,6 +31,8 @@ from ekiden.backend.crt.values import (
     Value,
     ValueLeaf,
 )
+from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op

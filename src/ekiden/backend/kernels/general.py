@@ -40,7 +40,7 @@ from ekiden.te.prim_func import group_by_operation
 from ekiden.te.range_checks import RangeCheck, range_checks_of
 from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions

@@ -10,7 +10,7 @@ from dataclasses import field
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.backend.kernels.general_code import NoGeneralFormError
+from ekiden.backend.kernels.general_encoding import NoGeneralFormError
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
     Div,
@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
 from ekiden.kernels.attention.attention_config import AttentionConfig
 from ekiden.kernels.recurrent.layers import PEEPHOLE_NAMES
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell
 
 PANEL_COLUMNS = 16

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.backend.kernels.general import CHECK, MAP, GeneralFormBuilder, encode_text
-from ekiden.backend.kernels.general_code import STAGE_LIMITS, CodeBuilder, NoGeneralFormError
+from ekiden.backend.kernels.general_encoding import STAGE_LIMITS, CodeBuilder, NoGeneralFormError
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.target import Target

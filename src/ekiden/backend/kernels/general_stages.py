@@ -18,7 +18,7 @@ from ekiden.kernels.scheduled_kernel import replace_computation
 from ekiden.topi.dimensions import as_dim
 from ekiden.topi.layout import packed_tile_size, permute_values
 from ekiden.topi.nn.convolution import conv, guarded_load, in_range_conditions, weight_element
-from ekiden.topi.nn.weights import spatial_letters
+from ekiden.topi.nn.weight_packing import spatial_letters
 
 if TYPE_CHECKING:
     from ekiden.topi.nn import pool, winograd

@@ -100,7 +100,7 @@ class DimStage:
     """
 
     name: str
-    """That of its kernel, without what all share."""
+    """Name of the stage's kernel without the prefix of all such kernels."""
     parent: DimStage | None
     chain: RelayExpr
     """Let-chain that contains it."""

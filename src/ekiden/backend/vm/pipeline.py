@@ -73,9 +73,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import CompilationConfig, Target
 
 if TYPE_CHECKING:
-    from ekiden.backend.vm import place_by_cost
+    pass
 else:
-    place_by_cost = LazyModule("ekiden.backend.vm.place_by_cost")
+    min_cut_placement = LazyModule("ekiden.backend.vm.min_cut_placement")
 
 MAX_CONCAT_INPUTS = 64
 """Maximum number of tensors that one kernel concatenates: LLVM's compile time grows faster than
@@ -160,7 +160,7 @@ def vm_pipeline(
             *(
                 (
                     required_member(
-                        place_by_cost.PlaceByCost(config), "as who measured has asked for"
+                        min_cut_placement.PlaceByCost(config), "as who measured has asked for"
                     ),
                 )
                 if PassContext.current().config.get(PLACEMENT_COSTS_OPTION)

@@ -347,8 +347,8 @@ def _thread_jumps(
     threaded.
     """
     resolved: list[int] = [len(code)] * (len(code) + 1)
-    """For each old position, the first one at or after it that something stands at; through
-    jumps.
+    """For each old position, the first position at or after it that still has an instruction,
+    following jumps.
     """
     standing = list(resolved)
     for at in range(len(code) - 1, -1, -1):

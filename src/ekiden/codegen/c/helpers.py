@@ -13,11 +13,11 @@ from dataclasses import field
 from ekiden.codegen.c.types import C_KEYWORDS, C_SYNTAX, CSyntax, c_type, constant, is_macro_like
 from ekiden.codegen.c.vectors import UnsupportedVectorError
 from ekiden.codegen.llvm.builder import Arguments, FunctionBuilder, LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary
-from ekiden.codegen.llvm.software import SOFTWARE_INTRINSICS
+from ekiden.codegen.llvm.software_intrinsics import SOFTWARE_INTRINSICS
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError

@@ -33,9 +33,9 @@ from ekiden.codegen.device.spirv_module import (
     SpirvModule,
 )
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import REDUCTION_NODES, emit_binary
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.warp_shuffle import is_warp_shuffle
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (

@@ -52,7 +52,7 @@ BUILT_IN_NUM_WORKGROUPS, BUILT_IN_WORKGROUP_ID, BUILT_IN_LOCAL_INVOCATION_ID = 2
 EXECUTION_MODE_LOCAL_SIZE, EXECUTION_MODE_PRESERVE_NAN = 17, 4461
 """Modes of a kernel: threads of a block; no operation assumes that there are no NaNs."""
 ADDRESSING_MODEL_PHYSICAL, MEMORY_MODEL_GLSL, EXECUTION_MODEL_COMPUTE = 5348, 1, 5
-"""How addresses are, how memory is ordered, and what a kernel is."""
+"""Addressing model, memory model and execution model of every module."""
 SCALAR_TYPE_OPS: dict[str, tuple[str, int]] = {
     "i8": ("TypeInt", 8), "i16": ("TypeInt", 16), "i32": ("TypeInt", 32), "i64": ("TypeInt", 64),
     "f32": ("TypeFloat", 32), "f64": ("TypeFloat", 64),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import ir_to_assembly as ir_to_assembly
     from ekiden.codegen.llvm.compiler import llvm_lock as llvm_lock
     from ekiden.codegen.llvm.compiler import program_ir as program_ir
-    from ekiden.codegen.llvm.debug import DebugInfo as DebugInfo
+    from ekiden.codegen.llvm.debug_info import DebugInfo as DebugInfo
     from ekiden.codegen.llvm.image import ImageInfo as ImageInfo
     from ekiden.codegen.llvm.image import link_image as link_image
     from ekiden.codegen.llvm.image import parse_image as parse_image

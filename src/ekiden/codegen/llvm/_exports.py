@@ -5,7 +5,7 @@ EXPORTED_NAMES = {
         LLVM_VERSION assembly check_target check_triple compile_ir compile_object ir_to_assembly
         llvm_lock program_ir
     """,
-    "debug": "DebugInfo",
+    "debug_info": "DebugInfo",
     "image": "ImageInfo link_image parse_image",
     "module_emitter": "emit_function emit_module",
 }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
     import ekiden.codegen.llvm.module_emitter as emit
-    from ekiden.codegen.llvm.debug import DebugInfo
+    from ekiden.codegen.llvm.debug_info import DebugInfo
 else:
     emit = LazyModule("ekiden.codegen.llvm.module_emitter")
     llvm = LazyModule(

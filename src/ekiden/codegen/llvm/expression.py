@@ -17,13 +17,13 @@ from ekiden.codegen.common import (
     undefined_symbol_error,
     value_arguments,
 )
-from ekiden.codegen.llvm.alias import AliasScopes
+from ekiden.codegen.llvm.alias_metadata import AliasScopes
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast, emit_round_to_int
 from ekiden.codegen.llvm.even_odd_multiply import split_even_odd
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, emit_lane_reduction
-from ekiden.codegen.llvm.strided import emit_shuffle, emit_strided, is_shufflable
+from ekiden.codegen.llvm.strided_loads import emit_shuffle, emit_strided, is_shufflable
+from ekiden.codegen.llvm.type_conversion import emit_cast, emit_round_to_int
 from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import find_intrinsic

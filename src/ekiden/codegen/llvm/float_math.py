@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
-from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.software import SOFTWARE_INTRINSICS, two_product
+from ekiden.codegen.llvm.software_intrinsics import SOFTWARE_INTRINSICS, two_product
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.ir import dtype as dt
 
 MANTISSA_BITS = {"float32": 23, "float64": 52}

@@ -19,7 +19,6 @@ from ekiden.arith import simplify
 from ekiden.codegen.common import flat_buffer_extent
 from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.compiler import (
     cached_target_machine,
     create_target_machine,
@@ -30,6 +29,7 @@ from ekiden.codegen.llvm.compiler import (
 )
 from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.gpu_backends import GLOBAL_SPACE, SHARED_SPACE, GpuBackend
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.llvm.wide_access import WideAccessEmitter
 from ekiden.codegen.warp_shuffle import (

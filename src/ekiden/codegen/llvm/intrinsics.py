@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.math_erf import erf
 from ekiden.codegen.llvm.math_exp import exp, exp_nonpositive, sigmoid, tanh
 from ekiden.codegen.llvm.math_log import log, power
 from ekiden.codegen.llvm.math_trig import cos, sin
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
 from ekiden.runtime.errors import InternalError

@@ -126,7 +126,8 @@ def _sin_shifted(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
 def _sin_reduced(
     m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int
 ) -> Operand:
-    """Return sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
+    """Return sin(x + low + ahead * pi / 2) for |x| <= MAX_CODY_WAITE_ARGUMENT, to the last place
+    of a type."""
     n, quadrant = m.round_to_int(x, TWO_OVER_PI, 0)
     r = _reduce_by_half_pi(m, element, x, n)
     if low is not None:

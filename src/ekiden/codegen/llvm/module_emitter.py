@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import LlvmModule
-from ekiden.codegen.llvm.debug import DebugInfo
-from ekiden.codegen.llvm.entry import EntryEmitter
+from ekiden.codegen.llvm.debug_info import DebugInfo
 from ekiden.codegen.llvm.expression import DemoteRegisterError
+from ekiden.codegen.llvm.packed_entry import EntryEmitter
 from ekiden.target import Target
 from ekiden.target.features import WASM
 from ekiden.target.triple import object_triple

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import is_nan_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from ekiden.codegen.common import pack_dtype
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
 from ekiden.codegen.llvm.image import CALL_SITE_PREFIX
 from ekiden.codegen.llvm.quoting import quote_name
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const

@@ -62,7 +62,7 @@ class LinkArchitecture:
     """Machine-code conventions of one architecture that the linker needs."""
 
     name: str
-    """What compilers call it, as `platform.machine` does."""
+    """Compilers' name of the architecture, as in `platform.machine`."""
     elf_machine: int
     header_byte: int
     """Byte of the image header that identifies the architecture."""
@@ -311,4 +311,4 @@ X86_64_WINDOWS = replace(
 LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
 """Architectures by ELF machine number."""
 IMAGE_ARCHITECTURES = (*LINK_ARCHITECTURES.values(), X86_64_WINDOWS)
-"""All that images are made for, whose header bytes differ."""
+"""Architectures that images are linked for, with distinct header bytes."""

@@ -21,12 +21,12 @@ from ekiden.codegen.common import (
 )
 from ekiden.codegen.llvm import amx, subnormals
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.debug import DebugLocations
+from ekiden.codegen.llvm.debug_info import DebugLocations
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.intrinsic_call import IntrinsicCallEmitter
 from ekiden.codegen.llvm.operations import emit_lane_reduction, is_first_lane_mask
 from ekiden.codegen.llvm.quoting import quote_name
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const

@@ -61,7 +61,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 PACKED_CONV_TAG = "conv_nhwc_pack"
 SLICE_AXIS, LINE_AXIS, PIXEL_AXIS = range(3)

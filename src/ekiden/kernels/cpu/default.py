@@ -44,7 +44,7 @@ from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.visitor import flatten_seq
 from ekiden.tir.visitor import substitute as substitute_statement
 

@@ -80,7 +80,7 @@ from ekiden.kernels.scheduled_kernel import (
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule

@@ -38,7 +38,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 AMX_ROWS, AMX_WORDS, AMX_LANES = 16, 16, 16
 """Rows and words per row of an AMX register, and columns of an accumulator."""

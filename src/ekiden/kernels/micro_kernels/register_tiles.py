@@ -38,7 +38,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import GatherLoop
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
 LANES_OF_256_BITS = 8

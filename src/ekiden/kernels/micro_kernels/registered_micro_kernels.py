@@ -36,7 +36,7 @@ from ekiden.tir.tensor_intrin.micro import (
     Options,
     SumLoop,
 )
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, INT16_PAIR_SUMS_FACT
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, INT16_PAIR_SUMS_FACT
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""

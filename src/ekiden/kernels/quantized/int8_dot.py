@@ -44,7 +44,7 @@ from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
 DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (

@@ -39,7 +39,7 @@ from ekiden.kernels.spaces.winograd import (
 )
 from ekiden.target import Target
 from ekiden.te.inline import post_order_tensors
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors
 
 ASSUMED_EXTENT = 1 << 10

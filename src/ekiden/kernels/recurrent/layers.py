@@ -59,7 +59,7 @@ from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import GatherLoop
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell, VectorMath
 
 DEFAULT_RECURRENT_LANES = 16

@@ -46,7 +46,7 @@ from ekiden.kernels.quantized.int8_dot import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 MAX_SHORT_LINE_PIXELS = 12
 """Maximum pixels of lines whose tiles are flattened over the image (7x7x512 3x3: 83 percent of the

@@ -43,7 +43,7 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import (
     CHANNELS_PER_PAIR,
     INTERPOLATION_POINTS,

@@ -13,7 +13,7 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import Array
-from ekiden.tir.step_budget import StepBudget
+from ekiden.tir.interpreter_limits import StepBudget
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from ekiden.relay.transform.layout.convert_layout import emit_transpose
 from ekiden.target import Target
 from ekiden.topi.layout import transpose_axes
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
-from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS
 from ekiden.topi.nn.winograd import (
     INTERPOLATION_POINTS,
     WINOGRAD_TAPS,

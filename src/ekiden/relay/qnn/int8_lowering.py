@@ -36,7 +36,7 @@ from ekiden.relay.op._declare import call_op
 from ekiden.relay.op.nn.window_attrs import Conv2DAttrs, Ints, expand_padding, expand_per_axis
 from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.slice import strided_slice
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 
 MAX_EXACT_FLOAT32_INT = 1 << 24
 """Exclusive bound of integers that float32 represents exactly, partial sums included."""

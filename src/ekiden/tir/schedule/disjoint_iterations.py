@@ -28,7 +28,7 @@ from ekiden.tir.schedule.program import (
     unit_loop_values,
 )
 from ekiden.tir.stmt import For
-from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.visitor import buffers_written
 
 

@@ -39,7 +39,7 @@ from ekiden.tir.schedule.tensorize_tile import (
 )
 from ekiden.tir.stmt import Allocate, BlockRealize, For, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.tensor_intrin.micro import DescribedTile, MicroKernel, Operand, Options
-from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.visitor import StmtMutator
 from ekiden.tir.visitor import substitute as substitute_stmt
 

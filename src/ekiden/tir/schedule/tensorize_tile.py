@@ -24,7 +24,7 @@ from ekiden.tir.schedule.program import (
 )
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, LetStmt, Stmt
 from ekiden.tir.tensor_intrin.micro import MicroKernel, Options
-from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt

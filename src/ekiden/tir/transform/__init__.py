@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.attribute_removal import drop_attributes as drop_attributes
     from ekiden.tir.transform.block_lowering import lower_blocks as lower_blocks
     from ekiden.tir.transform.buffer_compaction import compact_buffers as compact_buffers
-    from ekiden.tir.transform.condition_hoisting import hoist_conditions as hoist_conditions
+    from ekiden.tir.transform.buffer_flattening import flat_index as flat_index
+    from ekiden.tir.transform.buffer_flattening import flatten_buffers as flatten_buffers
     from ekiden.tir.transform.cross_thread_reduction import (
         lower_cross_thread_reduction as lower_cross_thread_reduction,
     )
-    from ekiden.tir.transform.dead_code_removal import remove_no_op as remove_no_op
-    from ekiden.tir.transform.double_buffers import inject_double_buffer as inject_double_buffer
-    from ekiden.tir.transform.flat_buffers import flat_index as flat_index
-    from ekiden.tir.transform.flat_buffers import flatten_buffers as flatten_buffers
+    from ekiden.tir.transform.dead_code_elimination import remove_no_op as remove_no_op
+    from ekiden.tir.transform.double_buffering import inject_double_buffer as inject_double_buffer
     from ekiden.tir.transform.host_device_split import split_host_device as split_host_device
     from ekiden.tir.transform.init_blocks import lower_init_block as lower_init_block
-    from ekiden.tir.transform.integer_casts import skip_integer_casts as skip_integer_casts
     from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics as lower_intrinsics
-    from ekiden.tir.transform.loop_invariants import hoist_invariants as hoist_invariants
+    from ekiden.tir.transform.loop_invariant_code_motion import hoist_invariants as hoist_invariants
     from ekiden.tir.transform.loop_partitioning import loop_partition as loop_partition
     from ekiden.tir.transform.loop_unrolling import unroll_loops as unroll_loops
+    from ekiden.tir.transform.loop_unswitching import hoist_conditions as hoist_conditions
     from ekiden.tir.transform.loop_vectorization import vectorize_loops as vectorize_loops
     from ekiden.tir.transform.opaque_blocks import (
         convert_blocks_to_opaque as convert_blocks_to_opaque,
@@ -74,15 +73,16 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.pipeline import VectorizeLoop as VectorizeLoop
     from ekiden.tir.transform.pipeline import lower as lower
     from ekiden.tir.transform.pipeline import prim_func_pass as prim_func_pass
+    from ekiden.tir.transform.reduction_fusion import reduce_stores as reduce_stores
+    from ekiden.tir.transform.round_trip_casts import skip_integer_casts as skip_integer_casts
     from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors as numbers_as_tensors
     from ekiden.tir.transform.serial_loops import convert_loops_to_serial as convert_loops_to_serial
     from ekiden.tir.transform.simplification import simplify as simplify
     from ekiden.tir.transform.storage_alignment import align_storage as align_storage
-    from ekiden.tir.transform.storage_sharing import storage_rewrite as storage_rewrite
-    from ekiden.tir.transform.store_reductions import reduce_stores as reduce_stores
+    from ekiden.tir.transform.storage_reuse import storage_rewrite as storage_rewrite
     from ekiden.tir.transform.thread_binding import unify_thread_binding as unify_thread_binding
     from ekiden.tir.transform.undefined_stores import remove_store_undef as remove_store_undef
-    from ekiden.tir.transform.virtual_threads import (
+    from ekiden.tir.transform.virtual_thread_injection import (
         inject_virtual_threads as inject_virtual_threads,
     )
     from ekiden.tir.views import lower_match_buffer as lower_match_buffer

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, PrimFunc, Stmt
-from ekiden.tir.transform.dead_code_removal import has_effects
+from ekiden.tir.transform.dead_code_elimination import has_effects
 from ekiden.tir.transform.simplification import assumed_condition, simplify
 from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
 

@@ -20,7 +20,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.predicates import init_conditions, join_conjuncts
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
-from ekiden.tir.transform.double_buffers import DOUBLE_BUFFER_ANNOTATION
+from ekiden.tir.transform.double_buffering import DOUBLE_BUFFER_ANNOTATION
 from ekiden.tir.transform.inject_prefetch import inject_prefetch
 from ekiden.tir.transform.storage_alignment import (
     ALIGNMENT_ANNOTATION,

@@ -54,7 +54,7 @@ from ekiden.tir.transform.tree_reduction import (
     emit_shuffles,
     emit_tree_reduction,
 )
-from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.transform.virtual_thread_injection import is_virtual_thread_loop
 from ekiden.tir.visitor import StmtMutator, pre_order_stmts
 
 _ZERO_INDEX = (const(0),)

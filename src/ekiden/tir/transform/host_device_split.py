@@ -21,7 +21,7 @@ from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.transform.virtual_thread_injection import is_virtual_thread_loop
 from ekiden.tir.visitor import StmtMutator, free_vars_and_buffers, pre_order_stmts, rename
 
 

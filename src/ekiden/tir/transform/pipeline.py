@@ -30,31 +30,31 @@ from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
 from ekiden.tir.transform.attribute_removal import drop_attributes
 from ekiden.tir.transform.block_lowering import lower_blocks
 from ekiden.tir.transform.buffer_compaction import compact_buffers
-from ekiden.tir.transform.condition_hoisting import hoist_conditions
+from ekiden.tir.transform.buffer_flattening import flatten_buffers
 from ekiden.tir.transform.cross_thread_reduction import lower_cross_thread_reduction
-from ekiden.tir.transform.dead_code_removal import remove_no_op
-from ekiden.tir.transform.double_buffers import inject_double_buffer
-from ekiden.tir.transform.flat_buffers import flatten_buffers
+from ekiden.tir.transform.dead_code_elimination import remove_no_op
+from ekiden.tir.transform.double_buffering import inject_double_buffer
 from ekiden.tir.transform.host_device_split import split_host_device
 from ekiden.tir.transform.init_blocks import lower_init_block
-from ekiden.tir.transform.integer_casts import skip_integer_casts
 from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
-from ekiden.tir.transform.loop_invariants import hoist_invariants
+from ekiden.tir.transform.loop_invariant_code_motion import hoist_invariants
 from ekiden.tir.transform.loop_partitioning import loop_partition
 from ekiden.tir.transform.loop_unrolling import unroll_loops
+from ekiden.tir.transform.loop_unswitching import hoist_conditions
 from ekiden.tir.transform.loop_vectorization import vectorize_loops
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.opaque_blocks import convert_blocks_to_opaque
+from ekiden.tir.transform.reduction_fusion import reduce_stores
+from ekiden.tir.transform.round_trip_casts import skip_integer_casts
 from ekiden.tir.transform.serial_loops import convert_loops_to_serial
 from ekiden.tir.transform.simplification import simplify
 from ekiden.tir.transform.storage_alignment import align_storage
-from ekiden.tir.transform.storage_sharing import storage_rewrite
-from ekiden.tir.transform.store_reductions import reduce_stores
+from ekiden.tir.transform.storage_reuse import storage_rewrite
 from ekiden.tir.transform.thread_binding import unify_thread_binding
 from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.undefined_stores import remove_store_undef
-from ekiden.tir.transform.virtual_threads import inject_virtual_threads
+from ekiden.tir.transform.virtual_thread_injection import inject_virtual_threads
 from ekiden.tir.views import lower_match_buffer
 
 _function_pass = prim_func_pass = function_pass_over(PrimFunc)
@@ -283,7 +283,8 @@ TILED_PASSES: list[Pass] = [
     ReduceStores(),
     LowerIntrin(),
 ]
-"""For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
+"""Passes of functions with the attribute "tir.tiled": register tiles are written unrolled and in
+vectors,
 with their addresses grouped; hoisting would only raise the number of live values (2 % slower, twice
 the compile time).
 """

@@ -33,7 +33,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import chain_operands, children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.transform.dead_code_removal import is_self_store
+from ekiden.tir.transform.dead_code_elimination import is_self_store
 from ekiden.tir.visitor import NO_OP, StmtMutator, flatten_seq, is_no_op
 
 

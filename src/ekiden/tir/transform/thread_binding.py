@@ -16,7 +16,7 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.transform.virtual_thread_injection import is_virtual_thread_loop
 from ekiden.tir.visitor import StmtMutator, flatten_seq, substitute, with_body
 
 

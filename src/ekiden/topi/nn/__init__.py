@@ -7,7 +7,7 @@ from ekiden.topi.nn._exports import EXPORTED_NAMES
 
 if TYPE_CHECKING:
     from ekiden.topi.nn.activation import *  # noqa: F403
-    from ekiden.topi.nn.bit_planes import *  # noqa: F403
+    from ekiden.topi.nn.bitpacking import *  # noqa: F403
     from ekiden.topi.nn.block_quantized import *  # noqa: F403
     from ekiden.topi.nn.conv_layouts import *  # noqa: F403
     from ekiden.topi.nn.convolution import *  # noqa: F403

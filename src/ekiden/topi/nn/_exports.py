@@ -2,7 +2,7 @@
 
 EXPORTED_NAMES = {
     "activation": "bias_add leaky_relu prelu relu",
-    "bit_planes": "bitpack",
+    "bitpacking": "bitpack",
     "block_quantized": "dense_blocks dense_blocks_pack take_blocks take_blocks_pack",
     "conv_layouts": """
         conv1d conv1d_ncw conv1d_nwc conv1d_transpose_ncw conv2d conv2d_hwcn conv2d_nchw

@@ -23,7 +23,7 @@ from ekiden.topi.dimensions import (
     window_extent,
 )
 from ekiden.topi.layout import packed_tile_size, packed_word_size, permute_values
-from ekiden.topi.nn.weights import conv_weight_shape, spatial_letters
+from ekiden.topi.nn.weight_packing import conv_weight_shape, spatial_letters
 
 Padding = int | Sequence[int] | str
 

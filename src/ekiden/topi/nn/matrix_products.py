@@ -16,7 +16,7 @@ from ekiden.te import Tensor
 from ekiden.te.tensor import BLOCK_ANNOTATIONS_ATTR
 from ekiden.topi.broadcast import broadcast_indices
 from ekiden.topi.dimensions import as_dim, broadcast_shape
-from ekiden.topi.nn.weights import DOT_WORD_BY_KIND, INT16_PAIR_SUMS_FACT, pack_weight_shape
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_KIND, INT16_PAIR_SUMS_FACT, pack_weight_shape
 
 
 def _transpose_indices(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:

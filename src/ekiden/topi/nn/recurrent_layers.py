@@ -13,7 +13,7 @@ from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell
 
 

@@ -26,7 +26,7 @@ from ekiden.topi.nn.convolution import (
     normalize_padding,
     weight_element,
 )
-from ekiden.topi.nn.weights import conv_transpose_weight_shape, spatial_letters
+from ekiden.topi.nn.weight_packing import conv_transpose_weight_shape, spatial_letters
 
 VECTORS_PER_PANEL = 4
 """Vectors per panel of weights."""

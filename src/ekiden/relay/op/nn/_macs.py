@@ -11,7 +11,7 @@ from typing import Any
 from ekiden.ir.op import Shapes
 from ekiden.ir.prim import PrimExpr
 from ekiden.topi.dimensions import as_dim
-from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
+from ekiden.topi.nn.weight_packing import conv_transpose_weight_shape, conv_weight_shape
 
 Dims = Sequence[PrimExpr]
 

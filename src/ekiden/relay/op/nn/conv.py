@@ -1,5 +1,5 @@
 """1-D and 2-D convolutions and transposed convolutions. Attributes and layouts are TVM's, with our
-packed weight layouts added (see topi/nn/weights.py).
+packed weight layouts added (see topi/nn/weight_packing.py).
 
     y[n, o, i, j] = sum over c, u, v of x[n, c, s i + d u - top, s j + d v - left] w[o, c, u, v]
 
@@ -69,7 +69,7 @@ from ekiden.topi.layout import (
     transform_shape,
 )
 from ekiden.topi.nn.convolution import conv as convolve
-from ekiden.topi.nn.weights import (
+from ekiden.topi.nn.weight_packing import (
     conv_transpose_weight_shape,
     conv_weight_shape,
     unpack_conv_transpose_weight,

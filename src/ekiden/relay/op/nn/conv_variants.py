@@ -40,7 +40,7 @@ from ekiden.relay.op.nn.window_attrs import (
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import require_multiple, simplify_dim, unify_dim
 from ekiden.topi.layout import channel_axis
-from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
+from ekiden.topi.nn.weight_packing import conv_transpose_weight_shape, conv_weight_shape
 
 
 @node("relay.attrs.CorrelationAttrs")

@@ -41,7 +41,7 @@ from ekiden.relay.op.broadcast import infer_broadcast_shape
 from ekiden.relay.op.nn._infer_params import infer_dense_weight
 from ekiden.relay.op.nn._macs import count_matmul_macs
 from ekiden.topi.dimensions import as_dim, simplify_dim
-from ekiden.topi.nn.weights import (
+from ekiden.topi.nn.weight_packing import (
     DOT_WORD_BY_DTYPE,
     PACKED_WEIGHT_KINDS,
     pack_weight_shape,

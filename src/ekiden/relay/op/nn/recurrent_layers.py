@@ -40,7 +40,7 @@ from ekiden.relay.op.nn._macs import multiply_dims
 from ekiden.relay.op.nn.matrix_products import dense
 from ekiden.topi.dimensions import as_dim, ceil_div, require_positive, require_shape, simplify_dim
 from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_recurrent_shape
-from ekiden.topi.nn.weights import DOT_WORD_CHANNELS, add_residual_words
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, add_residual_words
 from ekiden.topi.recurrent_cells import (
     CELL_ACTIVATIONS,
     DEFAULT_ACTIVATIONS,

@@ -57,7 +57,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.devices.memory import check_memory_limit
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
-from ekiden.tir.step_budget import StepBudget, StepLimitError
+from ekiden.tir.interpreter_limits import StepBudget, StepLimitError
 
 if TYPE_CHECKING:
     from concurrent import futures

@@ -81,7 +81,7 @@ from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.step_budget import StepBudget
+from ekiden.tir.interpreter_limits import StepBudget
 
 MAX_UNROLL_DEPTH = 5_000
 """Maximum nesting of unrolled calls."""

@@ -19,12 +19,12 @@ from ekiden.codegen.common import (
     shape_checks,
 )
 from ekiden.codegen.llvm import subnormals
-from ekiden.codegen.llvm.alias import AliasScopes
+from ekiden.codegen.llvm.alias_metadata import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
-from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.debug import DebugLocations
+from ekiden.codegen.llvm.debug_info import DebugLocations
 from ekiden.codegen.llvm.quoting import quote_name
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
+from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast
 from ekiden.runtime.binding.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value

@@ -71,7 +71,7 @@ REDUCED_STORES_KEY = "reduce_stores"
 RUNNING_LOOP_KINDS = (ForKind.SERIAL, ForKind.PARALLEL, ForKind.UNROLLED)
 COMBINE_BY_KIND = {"max": Max, "min": Min}
 BITS_DTYPE = "uint32"
-"""Of the bits of float32."""
+"""Integer dtype of a float32 bit pattern."""
 INFINITY_BITS = 0x7F800000
 NUM_ACCUMULATORS = 8
 """Accumulators of a scope, a power of two: a load waits about eight cycles for the store before it,

@@ -26,7 +26,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.transform.dead_stores import remove_dead_stores
+from ekiden.tir.transform.dead_store_elimination import remove_dead_stores
 from ekiden.tir.visitor import NO_OP, StmtMutator, flatten_seq, is_no_op, stmt_exprs
 
 
