@@ -1,11 +1,12 @@
 """Integer arithmetic analysis: bounds, simplification and proofs over shapes and indices (TVM's
 arith).
 
-There is one simplifier, `Analyzer.simplify`; `simplify` is that of an analyzer that knows nothing.
-Its stages, in order: constructors of `ir.prim` fold constants and drop 0 and 1 (`ir.identities`);
-the canonical form makes a polynomial over atoms, children first, where rules of whole numbers hold
-(`canonical`); what the polynomial cannot take apart is rewritten by the rows of `rules`, whose
-conditions are proved by the form itself (`proofs`); the polynomial is written as an expression.
+There is one simplifier, `Analyzer.simplify`; `simplify` is that of an analyzer without bindings.
+Its stages, in order: constructors of `ir.prim` fold constants and apply the identities of 0 and 1
+(`ir.arithmetic_identities`); the canonical form turns an expression into a polynomial over atoms,
+children first, where the rules of integers hold (`canonical`); nodes that no polynomial represents
+are rewritten by the rows of `rewrite_rules`, whose conditions the form itself proves
+(`polynomial_proofs`); the polynomial is converted back to an expression.
 """
 
 from typing import TYPE_CHECKING

@@ -61,23 +61,23 @@ from ekiden.ir.prim_visitor import (
 )
 
 
-# How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
-# a node. A node that no rule takes apart is an atom: `_opaque` finds its number by the kind and the
-# forms of its parts, so that two nodes written differently over equal parts are one atom. The
-# invariants:
+# Overview. `_to_poly` converts an expression to a Poly, children first, by one rule of
+# `_CANONICALIZE_RULES` per node. A node that no rule decomposes is an atom: `_atom_form` looks its
+# number up by the kind and the canonical forms of its children (hash-consing), so that two nodes
+# over equal children are one atom. Invariants:
 #
-# * An atom's number is larger than those of the atoms its parts are made of, which came first. What
-#   replaces an atom by its parts (`_recombine_divmod`) therefore comes to an end.
-# * An atom's `bound` holds for every value its variables may have *in the scope*. Scopes narrow
-#   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it
-#   found again.
-# * A form is exact, over whole numbers: int32 and int64 count as numbers without ends, as in TVM.
-#   An index that overflows is an error of the program, and is not looked for here. Indices and
-#   sizes are int64; what is loaded as int32 are data, whose sums and products wrap around. Forms of
-#   those are exact modulo 2**32, so what asks for their order or quotient
-#   (`_ORDER_DEPENDENT_OPS`) stays as it is written where they may leave int32.
-# * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
-#   False, and callers must be right with it.
+# * An atom's number is larger than those of the atoms in its children, which were interned first.
+#   Replacing an atom by its children (`_recombine_divmod`) therefore terminates.
+# * An atom's `bound` holds for every value that its variables may have *in the scope*. Scopes
+#   narrow bounds (`Analyzer.constraint_scope` restores them); widening a bound recomputes those of
+#   all dependent atoms.
+# * A form is exact over the integers: int32 and int64 are treated as unbounded, as in TVM. An index
+#   that overflows is an error of the program and is not checked here. Indices and sizes are int64;
+#   loaded int32 values are data, whose sums and products wrap around. Their forms are exact modulo
+#   2**32, so operations that depend on order or quotient (`_ORDER_DEPENDENT_OPS`) stay unsimplified
+#   where their operands may leave int32.
+# * Absence of a counterexample proves nothing: an unknown answer is None or False, and callers must
+#   be correct with it.
 class CanonicalForm(RuleWalker[Poly], MixedRadixRecombiner):
     """Converter between expressions and canonical polynomials over atoms.
 

@@ -176,10 +176,10 @@ class LinearDecomposition(CanonicalForm):
 BufferRegionRanges = Sequence[Range]
 
 
-# A region [min, min + extent) per axis moves with the variables; what is asked is the union over
+# A region [min, min + extent) per axis moves with the variables; the result is the union over
 # all their values. It is a box where (1) no variable moves two axes at once, else it is a diagonal,
 # and (2) along each axis the steps are no longer than what has been covered below them, else it has
-# gaps. `_share` decides (1), `_covered_interval` (2).
+# gaps. `_has_shared_iterators` decides (1), `_covered_interval` (2).
 def estimate_region_strict_bound(
     region: BufferRegionRanges, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet] | None:

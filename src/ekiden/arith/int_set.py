@@ -203,8 +203,9 @@ def eval_set(
     )
 
 
-# Each operation is monotonic in each operand where it is looked at: sums in both; products,
-# quotients by a number of one sign; so ends come from ends. Everything else is EVERYTHING.
+# Interval arithmetic over symbolic bounds: sums are monotonic in both operands, products and
+# quotients in one operand if the other one is of a known sign, so bounds follow from bounds. The
+# set of any other operation is UNBOUNDED_SET.
 def _eval_node(
     e: PrimExpr, inside: list[IntervalSet], domains: Mapping[Var, IntervalSet]
 ) -> IntervalSet:

@@ -1,12 +1,12 @@
 """Disk memoization of facts about files and the machine, such as file digests, beside the
 compilation cache.
 
-    <cache>/known/<digest>    a fact, behind a digest of what it is about and says
+    <cache>/known/<digest>    a fact, preceded by a digest of its key and value
 
-A fact is found by a text that says what it is about, in which stands whatever would change it. Of a
-file that is `file_identity`: a file that is written has another time of change, which no
-program can set back. A file that changed a moment ago may change again before the system's clock,
-or the pages that a program has mapped, show it; so nothing is kept about what is not SETTLED.
+The key of a fact is a text that contains everything the fact depends on. For a file that is
+`file_identity`: writing a file sets its change time (ctime), which no program can set back. A file
+that changed a moment ago may change again within the resolution of the clock, or by write-back of
+mapped pages, so nothing is cached for a file younger than MIN_FILE_AGE_NS.
 """
 
 from __future__ import annotations

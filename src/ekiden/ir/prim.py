@@ -276,9 +276,9 @@ class AnyDim(PrimExpr):
     dtype: str = "int64"
 
 
-# A row of each class below: how it is written, the function on numbers that it means, and what it
-# comes to where one operand is 0 or 1. Folding, the evaluator (`arith.evaluate`) and the printers
-# read the row; codegen has what a machine does.
+# Each class below is a table row: its infix symbol, its function on numbers, and its identities for
+# an operand of 0 or 1. Constant folding, the evaluator (`arith.evaluate`) and the printers read the
+# row; code generators implement the machine semantics.
 @dataclass(repr=False, eq=False, frozen=True, slots=True)
 class BinaryExpr(PrimExpr):
     """Base class of binary expressions. Operands have one dtype; comparisons give bool.

@@ -8,7 +8,8 @@ injective computation, and the anchors' kernels, which finish an element in regi
 several stages may keep an intermediate in the output. An output that is a slice of a larger tensor
 has its pitch of rows: the same index is at another address.
 
-An update names the input that it changes (UPDATES); in the bytes of that input it copies nothing.
+An update operation names the input that it changes (UPDATES_ATTR_KEY); run in that input's memory
+it copies nothing.
 """
 
 from __future__ import annotations

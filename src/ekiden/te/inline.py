@@ -78,8 +78,8 @@ class ProducerInliner:
     def _record_chain_depth(self, tensor: Tensor) -> None:
         """Record the length of the chain of chosen tensors up to this one.
 
-        Its producers have been prepared. Every MAX_DEPTH of them one is inlined at once, so that no
-        substitution nests deeper.
+        Its producers have been prepared. After MAX_INLINE_DEPTH of them one is inlined immediately,
+        which bounds the nesting of substitutions.
         """
         op = tensor.op
         assert isinstance(op, ComputeOp)

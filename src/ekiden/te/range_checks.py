@@ -1,8 +1,8 @@
 """Run-time bounds checks of data that index tensors.
 
-A computation lists them in its attribute CHECKS; whoever makes loops of it puts `search` (or a pass
-in vectors, and `search` once that has found something) before them, so that nothing is written, or
-read at an index, before all indices are known to be right.
+A computation lists its checks in the attribute RANGE_CHECKS_ATTR_KEY. The lowering emits
+`emit_violation_search` before the computation's loops (or a vectorised pass that guards the
+search), so that nothing is written, or read at an index, before all indices are validated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cells of recurrent networks (RNN, LSTM, GRU): the computation of one time step.
 
-The projection of the inputs is a product over all steps at once, made before; what is left for a
-step is the product of the hidden state with the recurrent weight, and the cell:
+The inputs are projected for all steps at once, before the loop; a step computes the product of the
+hidden state with the recurrent weight, then the cell:
 
     rnn     h' = f(x + R h)
     lstm    i, f, g, o = x + R h;  c' = f(f + p_f c) * c + f(i + p_i c) * g(g);
@@ -9,7 +9,7 @@ step is the product of the hidden state with the recurrent weight, and the cell:
     gru     r, z = f(x + R h);  n = g(x_n + r * (R_n h)), or g(x_n + R_n (r * h)) where the reset
             comes first;  h' = (1 - z) * n + z * h
 
-A cell is written once, over the operations of `Maths`: the kernel computes it on vectors, the
+A cell is written once, over the operations of `CellMath`: the kernel computes it on vectors, the
 reference on arrays.
 """
 

@@ -491,7 +491,7 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
     """Format numbers given as sign, digits and exponent: [n, MAX_NUMBER_TEXT_BYTES]. `digits`
     uint64 [n] times ten to the int64 `exponents`, with `signs` int64 as of `number_parts`. As C's
     %g with that precision writes them; with precision 0 the digits alone. Raises ValueError for a
-    precision that needs more than WRITTEN bytes.
+    precision that needs more than MAX_NUMBER_TEXT_BYTES bytes.
     """
     if not 0 <= precision <= MAX_PRECISION:
         raise ValueError(f"precision: from 0 to {MAX_PRECISION} expected, got {precision}")

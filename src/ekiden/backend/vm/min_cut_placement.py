@@ -88,7 +88,7 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Annotate with `on_device` the operators that are faster on the one device that is not the
-        host; the module is unchanged without measured costs (pass option COSTS) or devices.
+        host; the module is unchanged without measured costs (PLACEMENT_COSTS_OPTION) or devices.
         """
         measured = context.config.get(PLACEMENT_COSTS_OPTION)
         if not measured or config is None:

@@ -1,8 +1,9 @@
 """Lower x86-64's AMX tile intrinsics.
 
-Of eight of them a shape says how many rows and bytes each has. It holds until the registers are
-released: a function that sets one releases them when it leaves, since a thread that holds matrices
-is dearer to switch. LLVM takes the numbers of registers as they are written.
+A tile configuration (LDTILECFG) sets the rows and the bytes per row of the eight tile registers,
+and holds until TILERELEASE. A function that loads one releases the tiles on return: the kernel
+saves 8 KiB of tile state at a context switch of a thread that has them in use. LLVM takes tile
+numbers as immediates, so the kernel generator allocates the registers.
 """
 
 from __future__ import annotations

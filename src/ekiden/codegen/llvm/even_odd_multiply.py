@@ -5,9 +5,10 @@ needs.
     ->  even(x) * even(y) >> 31, odd(x) * odd(y) << 1         of 4 lanes of int64 each,
         whose lower and upper words in turn are the result
 
-x86-64 multiplies every second int32 of a vector (pmuldq), so that neither widening nor narrowing
-moves anything between lanes; LLVM widens neighbours, which it has to gather and scatter. A product
-of numbers that are not known to be int32 takes three instructions for one.
+PMULDQ multiplies the even int32 elements of two vectors, so that neither widening nor narrowing
+moves elements between lanes; LLVM widens contiguous halves, which takes cross-lane shuffles. A
+product of operands that are not known to be sign-extended int32 takes three multiplications
+instead of one.
 """
 
 from __future__ import annotations

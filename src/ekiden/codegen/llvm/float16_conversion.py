@@ -61,7 +61,7 @@ def float32_to_float16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     normal = w.integer_op(
         "lshr", w.integer_op("add", w.integer_op("add", size, odd), 0xFFF - (112 << 23)), 13
     )
-    # beside 0.5 the last bits of a float32 stand for what those of a subnormal float16 do
+    # The ulp of 0.5 in float32 is 2**-24, that of a subnormal float16: the addition itself rounds.
     subnormal = w.integer_op("sub", w.float_op("fadd", size, 0.5), 0x3F000000)
     beyond = w.select_below(0x7F800001, size, b.const(0x7C00, w.word), b.const(0x7E00, w.word))
     # 0x38800000 is 2**-14, the least normal float16; 0x47800000 is 2**16, beyond the greatest.

@@ -14,7 +14,7 @@ from ekiden.ir import dtype as dt
 
 MANTISSA_BITS = {"float32": 23, "float64": 52}
 EXPONENT_BIAS = {"float32": 127, "float64": 1023}
-# no subnormal number in float32, nor its square root's, and of no weight beside 1 in float64
+# a normal number in float32, as is its square root, and negligible beside 1 in float64
 NEGLIGIBLE_TERM = 1e-30
 
 

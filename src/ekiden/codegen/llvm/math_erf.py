@@ -6,8 +6,9 @@ from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.float_math import FloatMath
 from ekiden.codegen.llvm.math_exp import exp
 
-# erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1. At LAST it is 1 to the last
-# bit, with fused products or without: a rounding less makes x * (1 + erf(x)) -6e22 at -1e30.
+# erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1. At
+# ERF_SATURATION the quotient is exactly 1, with or without fused multiply-adds: one ulp less makes
+# x * (1 + erf(x)), as in GELU, -6e22 at -1e30.
 ERF_SATURATION = 3.929879665374756
 ERF_NUMERATOR = (
     1.1283791696060288, 0.19249151359131664, 0.05559354111111007, 0.00419676690264922,
@@ -24,8 +25,8 @@ ERF_SERIES = (
     1.6461017878885293e-06, -1.6350468170693882e-07, 1.466066746345464e-08,
     -1.1375826336832033e-09, 5.96157638842229e-11,
 )  # fmt: skip
-# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]: most accurate at 1, where it matters
-# most
+# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]. The fit is most accurate at 1: there
+# erfc is largest, so its relative error weighs most in erf = 1 - erfc.
 LOG_ERFC_POLYNOMIAL = (
     -1.8496055099332482, -13.194837571173943, -21.077681408966548, -5.1951372552579125,
     6.271140860510387, -6.180945568827609, 3.7081646323061257, 2.0529473272921415,

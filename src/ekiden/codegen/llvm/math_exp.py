@@ -8,17 +8,21 @@ from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.float_math import FloatMath
 
 LOG2_E = 1.4426950408889634
-# ln 2 in two parts; the first has trailing zeros, so that n * LN2_HIGH is exact
+# ln 2 in two parts (Cody and Waite): the first has trailing zero bits, so that n * LN2_HIGH is
+# exact for every n of EXP_RANGE
 LN2_HIGH = {"float32": 0.693145751953125, "float64": 0.693147180369123816490}
 LN2_LOW = {"float32": 1.42860682030941723212e-6, "float64": 1.90821492927058770002e-10}
-# arguments beyond which the result is 0 or infinite whatever happens in between
+# arguments beyond which exp(x) rounds to 0 or overflows to infinity; clamping to them keeps n
+# within the exponents that round_to_split_powers can represent
 EXP_RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
-# those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
-# more
+# arguments for which exp(x) and 2 / exp(x) are normal numbers: a microcode assist for a subnormal
+# takes 100 cycles and more
 EXP_NORMAL_RANGE = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
-# within a half of where 2**n, made of n's bits with their bias alone, has none left and is 0
+# within 1/2 of the argument for which the biased exponent of 2**n is 0, so that the bit pattern
+# built by _power_of_biased_exponent is +0.0
 EXP_UNDERFLOW_LIMIT = {"float32": -88.0, "float64": -709.06}
-# what an r below it adds by r**2 / 2 is lost beside r, and may be subnormal
+# for r below it, r**2 / 2 is less than half an ulp of r and may be subnormal; adding it first keeps
+# the product normal
 TANH_ZERO_GUARD = {"float32": 1e-8, "float64": 1e-17}
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2

@@ -79,7 +79,8 @@ def _log1p_double_double(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
     u = m.add(two, f)
     u_low = m.sub(f, m.sub(u, two))
     s = m.div(f, u)
-    # what s misses: f = (s + s_low) * (u + u_low)
+    # The quotient's rounding error s_low satisfies f = (s + s_low) * (u + u_low) up to second
+    # order.
     s_low = m.div(m.multiply_add(m.neg(s), u_low, m.exact_residual(f, s, u)), u)
     square = m.mul(s, s)
     tail = m.mul(m.mul(square, s), m.polynomial(square, LOG_POLYNOMIAL_FLOAT64))
@@ -166,12 +167,14 @@ def _power_double_double(m: FloatMath, x: Operand, y: Operand) -> Operand:
     near = m.add(scaled_exponent, high)
     low_part = m.add(m.sub(high, m.sub(near, scaled_exponent)), low)
     low_part = m.multiply_add(e, m.const(LN2_LOW["float64"]), low_part)
-    top = m.add(near, low_part)  # what is left is small against 1 whatever e is
+    # Renormalise (Fast2Sum, Dekker 1971; |near| >= |low_part|): the rest is small against 1 for all
+    # e.
+    top = m.add(near, low_part)
     low_part = m.sub(low_part, m.sub(top, near))
     log_x = _log_special_cases(m, x, top)
     product = m.mul(log_x, y)
     error = m.sub(m.mul(low_part, y), m.exact_residual(product, top, y))
     exponential = exp(m, product)
-    # Beyond, exp may be infinite, and infinity times an error of 0 would be NaN.
+    # Beyond 708, exp may overflow, and infinity times an error of 0 would be NaN.
     ordinary = m.less(m.abs(product), m.const(708.0))
     return m.select(ordinary, m.multiply_add(exponential, error, exponential), exponential)

@@ -1,12 +1,13 @@
 """sin and cos, computed in float64 for every type; arguments are reduced exactly whatever their
 size.
 
-    x = n * pi / 2 + r    |r| <= pi / 4; n modulo 4 says which of both, and its sign
+    x = n * pi / 2 + r    |r| <= pi / 4; n modulo 4 selects sine or cosine and the sign
     sin(r) = r + r**3 S(r**2), cos(r) = 1 - r**2 / 2 + r**4 C(r**2)
 
-Arguments so large that pi / 2 in three parts does not give r go through a table of powers of two
-modulo 2 pi. They are rare, and elements of a table dear: all lanes jump over that unless one of
-them is so large. Where functions are written as expressions (C, devices) all arguments go there.
+Cody-Waite reduction with pi / 2 in three parts loses accuracy for large arguments; those are
+reduced by a table of powers of two modulo 2 pi (as by Payne and Hanek). They are rare and the
+gathers of the table expensive, so a branch skips it unless some lane needs it. Dialects without
+blocks (C, devices) reduce all arguments by the table.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from fractions import Fraction
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.float_math import FloatMath
 
-# pi / 2 in parts of 53 bits, which a fused multiply-add takes times n whole
+# pi / 2 in parts of 53 bits: a fused multiply-add does not round their products with n
 HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
-# and in parts of 23 bits but for the last of a type, whose products with n below 2**30 float64
-# holds whole too
+# pi / 2 in parts of 23 bits (the last one of a type excepted), whose products with n < 2**30 are
+# exact in float64: 23 + 30 = 53 bits
 SHORT_HALF_PI = {
     "float32": (1.570796251296997, 7.549789415861596e-08, 5.390302858158119e-15),
     "float64": (
@@ -145,10 +146,10 @@ def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Op
         return x
     first, second, third, *smaller = [m.mul(n, m.const(term)) for term in SHORT_HALF_PI[element]]
     with m.without_fast_math():
-        x = m.sub(m.sub(x, first), second)  # whole
+        x = m.sub(m.sub(x, first), second)  # both subtractions are exact
         if not smaller:
             return m.sub(x, third)
-        total = m.add(third, smaller[0])  # so that x is rounded once
+        total = m.add(third, smaller[0])  # summed first, so that the subtraction from x rounds once
         lost = m.sub(smaller[0], m.sub(total, third))
         return m.sub(m.sub(x, total), m.add(lost, smaller[1]))
 
@@ -172,7 +173,7 @@ def _modulo_2pi(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
     )
     b, b_low = _scaled_modulo_2pi(m, lower, e, tables)
     total = m.add(a, b)
-    b_share = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
+    b_share = m.sub(total, a)  # TwoSum (Knuth): the part of b that the rounded sum contains
     lost = m.add(m.sub(a, m.sub(total, b_share)), m.sub(b, b_share))
     return total, m.add(lost, m.add(a_low, b_low))
 

@@ -1,6 +1,7 @@
 """Vectors of elements at a small stride, loaded as neighbouring contiguous vectors and shuffled.
 
-Nothing is read beyond the first and last element wanted: the last load ends there.
+Nothing is read before the first or beyond the last element: the last load ends at it, since the
+next bytes may be on an unmapped page.
 """
 
 from __future__ import annotations

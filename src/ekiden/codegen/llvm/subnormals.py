@@ -1,10 +1,10 @@
 """Flush subnormal numbers to zero inside functions: arithmetic on values that decay in a loop takes
 100 cycles and more.
 
-    what was set is kept; FTZ and DAZ are set; ...; what was set is set again; return
+        save the mode; set FTZ and DAZ; ...; restore the mode; return
 
-It is set again before the runtime is called to share a loop, too: a thread that is made then begins
-with what its maker had set, and would keep that for ever.
+The mode is also restored before the runtime is called for a parallel loop: a worker thread that is
+created then inherits the mode of its creator, and would keep it for ever.
 """
 
 from __future__ import annotations

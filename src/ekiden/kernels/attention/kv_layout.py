@@ -3,9 +3,9 @@
     keys      [depth][page]    a row for each place of the depth
     values    [page][depth]
 
-Floats are stored so without more. Quantised numbers (a row of FORMATS) are packed in 32-bit words,
-numbers of one reduction together, as integer dot products take them; behind them is a float16 scale
-per token and group of depth elements.
+Floats are stored so without more. Quantised numbers (a row of CACHE_FORMATS) are packed in 32-bit
+words, numbers of one reduction together, as integer dot products take them; behind them is a
+float16 scale per token and group of depth elements.
 
     keys      [depth / n][page][4], then [groups][page]
     values    [page / n][depth][4], then [groups][page]

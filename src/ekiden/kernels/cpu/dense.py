@@ -237,7 +237,7 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 
     def min_rows_for(columns: int) -> int:
         """Return the minimal rows that hide their panel's prefetches, as do any more up to
-        DYNAMIC_ROWS.
+        MAX_DYNAMIC_TILE_ROWS.
         """
         vectors = -(-columns // target.lanes("float32"))
         row_counts = range(1, MAX_DYNAMIC_TILE_ROWS + 1)

@@ -9,7 +9,7 @@ taps; the data is never copied. Columns are those with the last axis of the resu
 neighbouring threads write neighbouring elements.
 
     a block of threads per tile of rows x columns, each thread every so many columns of some rows
-    vector>1   one thread a block, whose columns or steps of k are vectors (`vector_product`)
+    vector>1   one thread a block, whose columns or steps of k are vectors (`vector_matmul`)
     shared=0   for k: a, b of the thread's rows and columns; sums in registers
     tensor=1   warps multiply squares on tensor cores (`tensor_cores`)
     shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,

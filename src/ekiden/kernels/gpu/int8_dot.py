@@ -4,7 +4,7 @@
 
 A word is four bytes that follow each other along k, packed when a thread loads it to shared memory,
 whether they are neighbours in memory or not; bytes behind the last k are 0, so any k is served. The
-rest is as in `tiled_product`, of int32 along words.
+rest is as in `tiled_matmul`, of int32 along words.
 """
 
 from __future__ import annotations

@@ -499,8 +499,8 @@ def balanced_row_tiles(
     """Return a loop over tiles that cover [0, total), whose sizes differ by at most one and do not
     exceed `limit`.
 
-    Where the total is not known, tiles have at most DYNAMIC_ROWS rows: there is code for every
-    number of rows.
+    Where the total is not known, tiles have at most MAX_DYNAMIC_TILE_ROWS rows: there is code
+    for every number of rows.
 
     Args:
         total: The rows.

@@ -89,8 +89,8 @@ class _HostArrayAccounting:
     """Accounting of the arrays that a compiler holds: program constants and values computed from
     them.
 
-    The limit of compiled programs holds them too. Files that are mapped do not count, nor does what
-    is smaller than COUNTED_BYTES.
+    The limit of compiled programs holds them too. Mapped files and arrays
+    smaller than MIN_TRACKED_BYTES do not count.
     """
 
     def __init__(self) -> None:

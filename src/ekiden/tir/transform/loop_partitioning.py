@@ -10,9 +10,9 @@ holds whatever the inner loops do become a loop without it:
             if likely(i*4 + j < n): s      ->    if n % 4 > 0:
                                                      for j in range(n % 4): s
 
-For a loop with the annotation HINT (TVM's) the conditions of `if_then_else` are decided too: most
-tiles of a window read no padding, and a condition on a vector is a branch that prevents two of its
-readers from sharing loads.
+For a loop with PARTITION_HINT_ANNOTATION (TVM's) the conditions of `if_then_else` are decided too:
+most tiles of a window read no padding, and a condition on a vector is a branch that prevents two
+of its readers from sharing loads.
 
 Where the tail has few possible sizes and its loops are to be unrolled, there is a copy per size, so
 that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.

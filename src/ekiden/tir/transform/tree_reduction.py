@@ -71,7 +71,7 @@ def emit_shuffles(
 
     Args:
         own: a single-element buffer per component.
-        op: one of `ir.intrinsic.SHUFFLES`.
+        op: one of `ir.intrinsic.WARP_SHUFFLES`.
         lane: the lane to read, or its distance.
         width: the number of lanes that exchange, a power of two.
     """

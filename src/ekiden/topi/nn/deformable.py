@@ -172,7 +172,7 @@ def deformable_conv2d_nchw(
         groups: number of channel groups.
         out_dtype: dtype of the result.
         mask: [N, deformable_groups * KH * KW, OH, OW], a factor for each tap (Zhu et al. 2018).
-        border: values around the image, a key of SAMPLERS.
+        border: values around the image, a key of DEFORMABLE_SAMPLERS.
 
     Returns:
         [N, O, OH, OW].
