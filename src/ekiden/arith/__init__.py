@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from ekiden.arith.analyzer import ProofStrength as ProofStrength
     from ekiden.arith.analyzer import prove_equal as prove_equal
     from ekiden.arith.analyzer import simplify as simplify
-    from ekiden.arith.detect import detect_clip_bound as detect_clip_bound
-    from ekiden.arith.detect import detect_common_subexpr as detect_common_subexpr
-    from ekiden.arith.detect import detect_linear_equation as detect_linear_equation
-    from ekiden.arith.detect import estimate_region_lower_bound as estimate_region_lower_bound
-    from ekiden.arith.detect import estimate_region_strict_bound as estimate_region_strict_bound
-    from ekiden.arith.detect import estimate_region_upper_bound as estimate_region_upper_bound
     from ekiden.arith.equations import IntConstraints as IntConstraints
     from ekiden.arith.equations import IntConstraintsTransform as IntConstraintsTransform
     from ekiden.arith.equations import solve_linear_equations as solve_linear_equations
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from ekiden.arith.evaluation import substitute as substitute
     from ekiden.arith.injectivity import determines as determines
     from ekiden.arith.injectivity import image_box as image_box
+    from ekiden.arith.injectivity import injectivity_error as injectivity_error
     from ekiden.arith.int_set import IntervalSet as IntervalSet
     from ekiden.arith.int_set import IntSet as IntSet
     from ekiden.arith.int_set import eval_set as eval_set
@@ -60,6 +55,18 @@ if TYPE_CHECKING:
     from ekiden.arith.modular import ModularSet as ModularSet
     from ekiden.arith.narrow_predicate import (
         narrow_predicate_expression as narrow_predicate_expression,
+    )
+    from ekiden.arith.pattern import detect_clip_bound as detect_clip_bound
+    from ekiden.arith.pattern import detect_common_subexpr as detect_common_subexpr
+    from ekiden.arith.pattern import detect_linear_equation as detect_linear_equation
+    from ekiden.arith.region_bounds import (
+        estimate_region_lower_bound as estimate_region_lower_bound,
+    )
+    from ekiden.arith.region_bounds import (
+        estimate_region_strict_bound as estimate_region_strict_bound,
+    )
+    from ekiden.arith.region_bounds import (
+        estimate_region_upper_bound as estimate_region_upper_bound,
     )
 
 __all__ = ["IterSplitExpr", "IterSumExpr"]

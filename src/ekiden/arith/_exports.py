@@ -2,13 +2,9 @@
 
 EXPORTED_NAMES = {
     "analyzer": "Analyzer ConstIntBound ProofStrength prove_equal simplify",
-    "detect": """
-        detect_clip_bound detect_common_subexpr detect_linear_equation
-        estimate_region_lower_bound estimate_region_strict_bound estimate_region_upper_bound
-    """,
     "equations": "IntConstraints IntConstraintsTransform solve_linear_equations",
     "evaluation": "evaluate substitute",
-    "injectivity": "determines image_box",
+    "injectivity": "determines image_box injectivity_error",
     "int_set": "IntSet IntervalSet eval_set",
     "iter_map": """
         IterMapLevel IterMapResult IterMark IterSplit IterSplitExpr:IterSplit IterSum
@@ -21,5 +17,9 @@ EXPORTED_NAMES = {
     "linear": "IntGroupBounds deduce_bound solve_inequalities_to_range solve_linear_inequalities",
     "modular": "ModularSet",
     "narrow_predicate": "narrow_predicate_expression",
+    "pattern": "detect_clip_bound detect_common_subexpr detect_linear_equation",
+    "region_bounds": """
+        estimate_region_lower_bound estimate_region_strict_bound estimate_region_upper_bound
+    """,
 }
 """Module -> its names."""

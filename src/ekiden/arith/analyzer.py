@@ -69,9 +69,9 @@ class Analyzer(CanonicalForm):
     SizeVars are >= 0; others are anything until bound.
     """
 
-    # What is known of a variable goes into two places: its symbolic ends (`_var_ranges`), which
-    # proofs may put in its place, and a constant interval (`_set_atom_bound`), by which most are
-    # decided at once.
+    # A variable has two kinds of bounds: symbolic ends (`_var_ranges`), which proofs may substitute
+    # for it, and a constant interval (`_set_atom_bound`), which decides most queries without
+    # substitution.
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
     ) -> None:
@@ -130,7 +130,8 @@ class Analyzer(CanonicalForm):
         variables = self._dependent_variables(number)
         touched = [n for n in range(len(self._atoms)) if self._mentions_any(n, variables)]
         for n in touched:
-            # All of them first: the bound of one atom is computed from those of others.
+            # Reset all bounds before recomputing any: the bound of an atom is computed from
+            # others'.
             self._atoms[n].bound = bound_of_kind(self._atoms[n].expr)
         for v in variables:
             if v != number:

@@ -10,6 +10,7 @@ digits in mixed radix (`iter_map`), which are shown where no carry can reach the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 from ekiden.arith.iter_map import (
@@ -215,14 +216,18 @@ class _InjectivityChecker(IterMapDetector):
         return f"a part of {name} is in no index"
 
 
-def determines(
-    indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
+def injectivity_error(
+    indices: Sequence[PrimExpr], iters: Mapping[Var, Range], required: Collection[Var]
 ) -> str | None:
-    """Return why two iterations may have equal indices, or None if the indices are injective.
+    """Return why indices may not be injective in some iterators, or None if they provably are.
 
-    The iterations differ in one of the `wanted` iterators; all others are anything in their ranges.
+    Args:
+        indices: The index expressions.
+        iters: The range of each iterator.
+        required: The iterators in which the indices must be injective: two iterations that differ
+            in one of them, with the others anywhere in their ranges, have different indices.
     """
-    varying = [v for v in wanted if not _is_single_iteration(iters[v])]
+    varying = [v for v in required if not _is_single_iteration(iters[v])]
     if not varying:
         return None
     plain = {e for e in indices if isinstance(e, Var)}
@@ -246,6 +251,14 @@ def determines(
         else:
             return None
     return fault
+
+
+def determines(
+    indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
+) -> str | None:
+    """Return `injectivity_error(indices, iters, wanted)`, with a DeprecationWarning."""
+    warnings.warn("determines is now injectivity_error", DeprecationWarning, stacklevel=2)
+    return injectivity_error(indices, iters, wanted)
 
 
 def image_box(

@@ -315,7 +315,7 @@ class IterMapDetector:
             base = a.base // c if wants_quotient else a.base % c
             return IterSum((), numbers.simplify(base))
         top = numbers.simplify(a.base + self._max_sum(a.args))
-        # All of the sum is below the divisor: the quotient is 0 and the remainder the sum itself.
+        # The whole sum is below the divisor: the quotient is 0 and the remainder is the sum itself.
         if self._is_nonnegative(a) and numbers.can_prove_at_most(numbers.simplify(top + 1), c):
             return IterSum((), 0) if wants_quotient else a
         if a.base != 0:

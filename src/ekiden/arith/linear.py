@@ -80,8 +80,7 @@ def _node_form(
     forms = [f for f in inside if f is not None]
     if len(forms) < len(inside):
         return None
-    # Whatever does not depend on the variables is part of the base as it stands, of any kind of
-    # node.
+    # A node without the variables is part of the base unchanged, whatever its kind.
     if not any(f.coefficients for f in forms):
         return LinearForm({}, e)
     match e:
@@ -234,8 +233,8 @@ def solve_linear_inequalities(
     for var in variables:
         system = _eliminate_var(var, system, solution, analyzer)
     for form in system:
-        # All variables are gone: what is proved is dropped, what is not may be false for every
-        # solution.
+        # All variables are eliminated: a provable condition is dropped; any other one may make the
+        # system infeasible, so it is returned.
         remains = analyzer.simplify(fold_binary(GE, form.base, 0))
         if not (isinstance(remains, IntImm) and remains.value):
             solution.relations.append(remains)

@@ -57,10 +57,10 @@ class MixedRadixRecombiner(PolynomialProver):
                 return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), scale))
             above = None if quotient is None else self._next_floormod_term(p, quotient, scale, atom)
             if above is not None:
-                number, rest = above
+                number, addend = above
                 remainder = {m: c for m, c in p.items() if m not in (monomial, (number,))}
                 size = poly.constant_poly(atom.divisor * self._atoms[number].divisor)
-                together = poly.add(dict(atom.numerator), rest, atom.divisor)
+                together = poly.add(dict(atom.numerator), addend, atom.divisor)
                 joined = self._canonicalize_modulo(together, size, atom.expr.dtype)
                 return self._recombine_divmod(poly.add(remainder, joined, scale))
         return self._recombine_symbolic(p) if self._has_symbolic_remainders else p
@@ -96,9 +96,9 @@ class MixedRadixRecombiner(PolynomialProver):
             above = self._atoms[monomial[0]]
             if above.numerator is None or not isinstance(above.expr, FloorMod):
                 continue
-            rest = dict(above.numerator)
-            if rest.pop((quotient,), 0) == 1:
-                return monomial[0], rest
+            addend = dict(above.numerator)
+            if addend.pop((quotient,), 0) == 1:
+                return monomial[0], addend
         return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
@@ -128,9 +128,9 @@ class MixedRadixRecombiner(PolynomialProver):
                 above = self._next_symbolic_digit(p, quotient, cofactors, divisor, scale * factor)
                 if above is None:
                     continue
-                partner, rest, size = above
+                partner, addend, size = above
                 divided_by = {divisor: factor}
-                together = poly.add(dict(numerator), poly.multiply(rest, divided_by))
+                together = poly.add(dict(numerator), poly.multiply(addend, divided_by))
                 size = poly.multiply(size, divided_by)
                 remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
                 digits = self._canonicalize_modulo(together, size, self._atoms[number].expr.dtype)
@@ -150,14 +150,14 @@ class MixedRadixRecombiner(PolynomialProver):
                 continue
             for number in monomial:
                 atom = self._atoms[number]
-                others = list(monomial)
-                others.remove(number)
+                unmatched = list(monomial)
+                unmatched.remove(number)
                 digit = self._remainder_parts(atom)
-                if digit is None or others != factors:
+                if digit is None or unmatched != factors:
                     continue
-                rest, size = digit
-                if rest.pop((quotient,), 0) == 1 and self._bound(size)[0] >= 0:
-                    return monomial, rest, size
+                addend, size = digit
+                if addend.pop((quotient,), 0) == 1 and self._bound(size)[0] >= 0:
+                    return monomial, addend, size
         return None
 
     def _remainder_parts(self, atom: Atom) -> tuple[Poly, Poly] | None:

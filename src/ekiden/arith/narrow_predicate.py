@@ -60,7 +60,8 @@ class _PredicateNarrower:
             case And() | Or():
                 return type(e)(self.narrow(e.a, wider), self.narrow(e.b, wider), e.dtype)
             case Not():
-                # What is too narrow inside a `not` is too wide outside.
+                # Negation is antitone: an over-approximation inside `not` is an under-approximation
+                # outside.
                 inner = self.narrow(e.a, 1 - wider)
                 return const(not inner.value, "bool") if isinstance(inner, IntImm) else Not(inner)
             case EQ():

@@ -341,7 +341,7 @@ def _get_source(
 
 def _compile_task(func: PrimFunc, target: Target, generator: CodeGenerator) -> CompileTask:
     key = _cache_key(func, target, generator)
-    # what a program teaches the compiler, as how an intrinsic is lowered, is in this process alone
+    # a program's extensions, such as lowering rules of intrinsics, exist in this process only
     return CompileTask(
         key, func.name, _compile_and_serialize, (func, target), is_local=has_extensions()
     )

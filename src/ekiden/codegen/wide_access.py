@@ -32,11 +32,12 @@ def vector_access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> i
         return 0
     if dt.lanes(buffer.dtype) > 1 or buffer.dtype == "bool" or dt.is_byte_stored(buffer.dtype):
         return 0
-    known = Analyzer().modular_set(index.base)
+    residue = Analyzer().modular_set(index.base)
     width = MAX_ACCESS_BYTES
     # The number of bytes and the base must be multiples: unaligned wide accesses fault.
     while width > size and not (
-        lanes * size % width == 0 and known.coeff * size % width == known.base * size % width == 0
+        lanes * size % width == 0
+        and residue.coeff * size % width == residue.base * size % width == 0
     ):
         width //= 2
     return width if width > size else 0

@@ -319,7 +319,7 @@ def _encode_setup(
 def _working_directory() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the folder was removed
         return "/"
 
 

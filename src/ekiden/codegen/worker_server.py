@@ -112,7 +112,7 @@ class _ForkServer:
         """Fork a worker process that communicates through the descriptors. If it cannot be forked,
         the program sees them close, without an exit code.
         """
-        gc.freeze()  # what has been imported is not looked through, nor copied, in each worker
+        gc.freeze()  # the collector ignores imported objects: no copy-on-write in workers
         try:
             pid = os.fork()
         except OSError as error:

@@ -177,7 +177,7 @@ def wider_int(a: str, b: str) -> str | None:
     """Return the wider of two integer dtypes with equal lanes (the first on a tie), or None."""
     if not is_int(a) or not is_int(b) or lanes_suffix(a) != lanes_suffix(b):
         return None
-    # Of int32 and uint32 the first: TVM does not promote by sign.
+    # int32 and uint32 promote to the first operand's type: TVM does not promote by sign.
     return a if itemsize(a) >= itemsize(b) else b
 
 
@@ -215,7 +215,7 @@ def int_range(dtype: str) -> tuple[int, int] | None:
     return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
 
 
-# Of signed integers too: the language has no overflow that is undefined.
+# Signed integers wrap too: the language has no undefined overflow.
 def wrap_to_dtype(value: float, dtype: str) -> int | float:
     """Return a number as the dtype represents it: floats rounded, integers wrapped modulo
     2**bits.

@@ -241,7 +241,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("dot4_s8s8",   3, _dot4_s8s8),    # the same, both with a sign
     IntrinsicDef("dot4_u8u8",   3, _dot4_u8u8),  # neither
     IntrinsicDef("madd_u8s8",   3, _dot4_u8s8),           # of bytes whose sums of two fit int16
-    IntrinsicDef("madd_s8s8",   3, _dot4_s8s8),    # the same, both with a sign; a or b not -128
+    IntrinsicDef("madd_s8s8",   3, _dot4_s8s8),    # both signed; not both operands -128
     IntrinsicDef("sum2_u8s8",   3, _dot2_u8s8_int16),   # acc int16 + 2 products of bytes, which fit
     IntrinsicDef("madd_s16",    3, _dot2_int16),          # acc + 2 products of int16 in words a, b
     # The first of two values; code generators place what reads it behind the second.
@@ -254,51 +254,51 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("matrix_load", 3, _raise_no_reference, "int32", has_effects=True),
     IntrinsicDef("matrix_dot4_u8s8", 3, _raise_no_reference, "int32", has_effects=True),
     IntrinsicDef("matrix_dot2_bf16", 3, _raise_no_reference, "int32", has_effects=True),
-    # of a whole one, to be stored
+    # a whole matrix register as a value, to be stored
     IntrinsicDef("matrix_value", 1, _raise_no_reference, has_effects=True),
     IntrinsicDef("shuffle", ANY_ARITY, _shuffle_vectors),    # elements of two vectors, by numbers
-    IntrinsicDef("same_memory", 2, _has_same_address,   "bool"),  # of the addresses of two buffers
+    IntrinsicDef("same_memory", 2, _has_same_address,   "bool"),  # compares two buffers' addresses
     # the bits as another type; the dtype is given
     IntrinsicDef("reinterpret", 1, _raise_no_reference),
     IntrinsicDef("call_packed", ANY_ARITY, _call_packed, "int32", has_effects=True,
         is_function_call=True),
-    # of the same module
+    # calls a function of the same module
     IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", has_effects=True,
         is_function_call=True),
-    # waits for all threads of a block, whose memory of a scope is then as they have written it
+    # barrier of a block's threads; makes their writes to a memory scope visible to each other
     IntrinsicDef("tvm_storage_sync", 1, _raise_no_reference, "int32", True, is_compiled=False),
-    # what another thread of the warp has: the threads that take part as bits, all of which call it,
-    # the value, a lane or how far away it is, how many neighbours exchange, threads of a warp
+    # warp shuffle: mask of the participating threads, all of which must call it; value; lane or
+    # distance; width of the exchanging group; warp size
     *(IntrinsicDef(name, 5, _raise_no_reference, DTYPE_OF_SECOND_ARG, True, is_compiled=False)
       for name in WARP_SHUFFLES),
     IntrinsicDef("tvm_warp_activemask", 0, _raise_no_reference, "uint32", True, is_compiled=False),
-    # of how many times their least width the processor's scalable vectors are
+    # multiple of the minimum width that the processor's scalable vectors have
     IntrinsicDef("vscale",      0, _raise_no_reference, "int64", is_compiled=False),
-    # of a C function by its symbol, which who links or loads the code finds
+    # call of a C function by its symbol, which the linker or loader resolves
     IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", has_effects=True,
         is_function_call=True,
         is_typed=True),
     IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", is_function_call=True,
         is_typed=True),
-    # of an intrinsic of LLVM by its name, then a number of operands, then the operands
+    # call of an LLVM intrinsic: its name, the number of operands, the operands
     IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, has_effects=True,
         is_function_call=True,
         is_typed=True),
     IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, is_function_call=True,
         is_typed=True),
     IntrinsicDef("ret",         1, lambda x: x, has_effects=True, is_compiled=False),  # the end
-    # where the first element of a region is, and how far apart its neighbours along an axis, which
-    # is known when buffers are laid out: FlattenBuffer
+    # offset of a region's first element and stride along an axis, which FlattenBuffer resolves once
+    # buffers have layouts
     IntrinsicDef("region_offset", 1, _raise_no_reference, "int64", is_compiled=False,
         has_exact_regions=True),
     IntrinsicDef("region_stride", 2, _raise_no_reference, "int64", is_compiled=False,
         has_exact_regions=True),
-    # matrices that a warp of NVIDIA's holds together (tensor cores): CUDA C has them
+    # matrix fragments of a warp (NVIDIA tensor cores), emitted in CUDA C
     *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False,
                    has_exact_regions=True)
       for name in ("tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync",
                    "tvm_store_matrix_sync")),
-    # what else its threads have: programs hold them, no generator has them
+    # further builtins of CUDA threads: programs may contain them, no code generator implements them
     *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False)
       for name in (
         "tvm_bmma_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",

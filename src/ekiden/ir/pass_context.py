@@ -148,7 +148,8 @@ def register_option(
     return key
 
 
-# Those of our own passes stand here, not beside them, so that all are known whatever is imported.
+# Options of built-in passes are registered here, not in the passes' modules, so that all are known
+# whichever modules are imported.
 MAX_FUSE_DEPTH_OPTION = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
@@ -562,7 +563,7 @@ class PassContext:
             for instrument in instruments:
                 instrument.enter_pass_ctx()
                 entered.append(instrument)
-        # Those that were entered are left again, also in the face of a KeyboardInterrupt.
+        # Instruments that were entered are exited again, also on a KeyboardInterrupt.
         except BaseException:
             for instrument in entered:
                 instrument.exit_pass_ctx()

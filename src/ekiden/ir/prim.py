@@ -40,7 +40,7 @@ ExprLike = Union["PrimExpr", int, float, bool]
 class PrimExpr(Node):
     """Scalar (or, in TIR, vector) expression. Every subclass's last field is `dtype`."""
 
-    __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
+    __slots__ = ("_leaves",)  # cached result of `prim_visitor.expr_leaves`
     dtype: str
     printer: ClassVar[Callable[[PrimExpr], str] | None] = None
     """Printer of expressions for messages, set by `ekiden.ir.expr_text` and then by tir."""
@@ -648,7 +648,7 @@ def promote_operands(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, Pri
     """Promote two operands to one dtype. Raises TypeError."""
     a, b = convert_operands(a, b)
     if dt.lanes_suffix(a.dtype) != dt.lanes_suffix(b.dtype):
-        # Beside a vector a scalar stands for all lanes.
+        # A scalar operand is broadcast to the lanes of a vector operand.
         a, b = _broadcast_lanes(a, b.dtype), _broadcast_lanes(b, a.dtype)
     if a.dtype == b.dtype:
         return a, b

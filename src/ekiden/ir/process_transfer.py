@@ -129,7 +129,7 @@ def _object_records(root: object) -> list[_ObjectRecord]:
             positions[id(value)] = len(rows)
             rows.append(_ObjectRecord(None, leaf=value))
             continue
-        # It is being written and met again below itself: its row cannot come after all it needs.
+        # A cycle: the object occurs below itself, so no order puts its record after all its parts.
         if id(value) in open_ids:
             raise NotTransferableError(f"a {type(value).__name__} contains itself")
         open_ids.add(id(value))
@@ -167,7 +167,7 @@ def _build_instance(kind: type, field_values: list[object]) -> object:
     # The constructor would normalize arguments again, and infer what is stored.
     instance: object = object.__new__(kind)
     for name, value in zip(_field_names(kind), field_values, strict=True):
-        # Of an expression without a type the slot stays empty, as it was.
+        # The slot of an expression without an inferred type stays unset, as in the original.
         if name != "_checked_type" or value is not None:
             object.__setattr__(instance, name, value)
     return instance

@@ -113,7 +113,7 @@ class Timings(PassInstrument):
         process, spans = report
         self.spans_by_process.setdefault(process, []).extend(spans)
 
-    # What it makes of them.
+    # Reports.
 
     def rows(self) -> list[TimingRow]:
         """Return the call tree's rows in order of first run; workers' rows are below "workers"."""
@@ -214,7 +214,7 @@ def _accumulate_tree(
     stack = [(above, span) for span in reversed(spans)]
     while stack:
         around, span = stack.pop()
-        # What follows the colon names one kernel: they are summed up by their kind.
+        # The text after the colon names one kernel; kernels are aggregated by the prefix.
         path = (*around, span.name.partition(":")[0])
         _accumulate_spans(rows_by_path.setdefault(path, TimingRow(path)), [span])
         stack.extend((path, inner) for inner in reversed(span.children))

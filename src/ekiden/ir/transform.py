@@ -261,7 +261,8 @@ def module_pass(
     opt_level: int = 0,
     name: str | None = None,
     required: Sequence[Pass | str] | None = None,
-) -> Pass: ...
+) -> Pass:
+    """Return the Pass of a function."""
 
 
 @overload
@@ -270,7 +271,8 @@ def module_pass(
     opt_level: int = 0,
     name: str | None = None,
     required: Sequence[Pass | str] | None = None,
-) -> Callable[[Callable[[IRModule, PassContext], IRModule]], Pass]: ...
+) -> Callable[[Callable[[IRModule, PassContext], IRModule]], Pass]:
+    """Return the decorator of a function or of a class with a method `transform_module`."""
 
 
 def module_pass(

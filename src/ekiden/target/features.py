@@ -145,8 +145,8 @@ BASELINE_FEATURES: dict[str, frozenset[str]] = {
 """Features that every supported processor has; the C runtime is compiled for them."""
 
 FEATURE_TABLE: dict[tuple[str, str], Feature] = {
-    (each.architecture, each.name): each
-    for each in (
+    (feature.architecture, feature.name): feature
+    for feature in (
         *_X86_FEATURES,
         *_ARM_FEATURES,
         *_RISCV_FEATURES,
@@ -161,7 +161,9 @@ FEATURE_TABLE: dict[tuple[str, str], Feature] = {
 }
 """Features by architecture and LLVM's name."""
 FEATURES_BY_FLAG: dict[tuple[str, str], Feature] = {
-    (each.architecture, each.flag): each for each in FEATURE_TABLE.values() if each.flag
+    (feature.architecture, feature.flag): feature
+    for feature in FEATURE_TABLE.values()
+    if feature.flag
 }
 
 
@@ -298,6 +300,8 @@ def vector_registers(architecture: str, features: frozenset[str]) -> tuple[int, 
         return 128, 8  # floats of registers that hold one: vectors here are four of 32
     if architecture == ARMV7:
         return 128, 16
-    if architecture == WASM:  # it names any number; engines have those of x86-64 or AArch64
+    if (
+        architecture == WASM
+    ):  # the format has no limit; engines have the registers of x86-64 or AArch64
         return (128, 16) if "simd128" in features else (128, 8)
     return 128, 32

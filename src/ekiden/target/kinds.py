@@ -162,14 +162,14 @@ _OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1
 _VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
                    "local_memory": TargetOption(int, None, 1)}
 
-_C_ABILITIES = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
+_C_ABILITIES = frozenset(("fma", "rounding", "float16",    # C compilers select these themselves
                           "flush_subnormals",
                           "smlad", "helium"))              # by name, in words that compilers know
 
 _THREAD_ABILITIES = frozenset(("fma", "rounding"))     # functions of the languages of devices
 _DOT_ABILITIES = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
-_OPENCL_ABILITIES = _THREAD_ABILITIES | {"near_memory"}       # of a thread no lane is known
-_VULKAN_ABILITIES = frozenset(("rounding",))            # what it calls fma may round twice
+_OPENCL_ABILITIES = _THREAD_ABILITIES | {"near_memory"}  # no shuffles: a thread's lane is unknown
+_VULKAN_ABILITIES = frozenset(("rounding",))            # GLSL.std.450's Fma may round twice
 _METAL_ABILITIES = _THREAD_ABILITIES | {"warp_shuffles"}
 _PTX_ABILITIES = _OPENCL_ABILITIES | _METAL_ABILITIES | {*_DOT_ABILITIES}
 _CUDA_ABILITIES = _PTX_ABILITIES | {"tensor_cores"}
@@ -177,7 +177,7 @@ _NVIDIA_MIN_ARCH = {"tensor_cores": 80, **dict.fromkeys(_DOT_ABILITIES, 61)}
 # LLVM's PTX of older ones knows no shfl.sync
 _NVPTX_MIN_ARCH = {**_NVIDIA_MIN_ARCH, "warp_shuffles": 70}
 
-TARGET_KINDS: dict[str, TargetKind] = {each.name: each for each in (
+TARGET_KINDS: dict[str, TargetKind] = {kind.name: kind for kind in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None,
                own_options=_CODE_OPTIONS),

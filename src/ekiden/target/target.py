@@ -61,6 +61,7 @@ class Target:
 
     is_compared_by_text: ClassVar[bool] = True
     """Whether structural equality compares an attribute of this class by its text."""
+    is_said_by_text: ClassVar[bool] = is_compared_by_text  # its former name, which is public
 
     kind: TargetKind
     """Target kind, which selects the code generator."""
@@ -154,7 +155,7 @@ class Target:
         an unknown ability.
         """
         alternatives = ABILITIES[ability].get(self.architecture, ())
-        if self.kind.has_threads:  # what the languages of devices have, not their processors
+        if self.kind.has_threads:  # properties of device languages, not of processors
             return self.kind.can_use(
                 ability
             ) and self._compute_capability >= self.kind.least_arch.get(ability, 0)
@@ -403,8 +404,10 @@ class Target:
         """
         if not self.kind.has_threads:
             return 0
-        said = self.max_function_args
-        return max(2, (min(said, MAX_KERNEL_ARGUMENTS) if said > 0 else MAX_KERNEL_ARGUMENTS) // 2)
+        limit = self.max_function_args
+        return max(
+            2, (min(limit, MAX_KERNEL_ARGUMENTS) if limit > 0 else MAX_KERNEL_ARGUMENTS) // 2
+        )
 
     def get_target_device_type(self) -> int:
         """Return DLPack's device type number."""

@@ -391,7 +391,7 @@ def _solve_reading_iterations(
     return list(solution.dst.relations), dict(solution.src_to_dst), free
 
 
-# Of a maximum every source that is equal to it gets the whole adjoint: with ties the parts add up
+# Every source equal to the maximum receives the whole adjoint, so ties accumulate
 # to more than there is.
 def _reduction_derivative(tensor: Tensor, body: Reduce) -> PrimExpr:
     """Return the derivative of a reduction with respect to one of its sources."""

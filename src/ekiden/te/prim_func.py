@@ -113,7 +113,7 @@ def create_stage_nest(op: ComputeOp, outputs: Sequence[Tensor], buffers: TensorB
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
-    # What a sum runs over may depend on the element it is for.
+    # The extent of a reduction may depend on the element, as in triangular sums.
     around: dict[Var, PrimExpr] = {i.var: v for i, v in zip(iters, loops, strict=True)}
     # Innermost first: each loop wraps the nest built so far.
     for var, iter_var in zip(reversed(loops), reversed(iters), strict=True):

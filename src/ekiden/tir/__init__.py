@@ -8,6 +8,6 @@ from ekiden.tir import printer_hooks as printer_hooks
 from ekiden.tir.alpha_renaming import distinct as distinct
 
 if TYPE_CHECKING:
-    from ekiden.tir.names import *  # noqa: F403
+    from ekiden.tir.exported_names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = attach(__name__, {}, rest="names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="exported_names")

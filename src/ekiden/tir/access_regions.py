@@ -213,9 +213,9 @@ def bounding_region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[F
     return [_axis_range(n, dim, touched, analyzer) for n, dim in enumerate(buffer.shape)]
 
 
-# Of all indices the first access's first step is the base, an expression of what is outside; the
-# others are looked at as differences from it. Those need constant bounds: a box whose size depends
-# on what is outside is not looked for, and the whole axis taken.
+# The base is the first access's index in its first iteration, an expression over outer variables;
+# other indices are compared by their difference from it. The differences need constant bounds:
+# where the size of the box would depend on outer variables, the whole axis is returned.
 def _axis_range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
     full_axis = Range.from_min_extent(const(0), dim)
     base: PrimExpr | None = None
@@ -225,7 +225,7 @@ def _axis_range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: A
             return full_axis
         index = access.indices[axis]
         if any(isinstance(e, BufferLoad) for e in post_order(index)):
-            return full_axis  # what it reads there may be another number each time
+            return full_axis  # a loaded index may differ each time
         # From the innermost loop out: the first step of one may be that of another.
         start = index
         for loop in reversed(access.loops):

@@ -104,7 +104,7 @@ class DecomposedReduction:
         for stmt in pre_order_stmts(self.combiner):
             if isinstance(stmt, LetStmt):
                 names[stmt.var] = Var(stmt.var.name, stmt.var.dtype)
-        if len(self.targets) == 1:  # one store reads what it combines itself
+        if len(self.targets) == 1:  # a single store reads its own target before it writes
             (term, _), (value,) = self.terms[0], right
             return _CombinerSubstituter(target_elements, values, {**names, term: value}).visit(
                 self.combiner

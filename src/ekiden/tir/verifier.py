@@ -153,7 +153,7 @@ class _Verifier:
             case Allocate():
                 self.unwritten.add(s.buffer)
             case DeclBuffer():
-                self.unwritten.discard(s.source)  # what is written through a view is not followed
+                self.unwritten.discard(s.source)  # stores through a view are not tracked
             case IfThenElse() | While():
                 self.condition_depth += 1
         return _ScopeExit(s, defined)
@@ -162,7 +162,7 @@ class _Verifier:
         """Drop a statement's definitions at its end."""
         self.defined.difference_update(end.defined)
         if end.defined:
-            # What was well-formed under a definition need not be outside of it.
+            # A node that was well-formed inside a definition's scope need not be outside it.
             self.checked.clear()
         if isinstance(end.stmt, (For, Block)):
             self.enclosing_scopes.pop()
@@ -481,7 +481,7 @@ class _Verifier:
         var, kind = loop.loop_var, loop.kind.value
         ranges = {f.loop_var: f for f in store.loops}
         if var in free_vars(*(b for f in store.loops for b in (f.min, f.extent))):
-            return  # what is inside runs over other places in other steps
+            return  # inner bounds depend on it: iterations access different ranges
         moving = [i for i in store.indices if var in free_vars(i)]
         if not moving:
             element = store.element_text()

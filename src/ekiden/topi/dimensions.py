@@ -632,7 +632,7 @@ def _divide_dims(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimEx
     if bottom == 0 or (not numerator and not denominator and top % bottom):
         raise ValueError(f"{top * common} elements do not divide by {bottom * common}")
     total = product_of_dims([as_dim(top), *numerator])
-    if numerator and not denominator and bottom > 1:  # of no elements any count is right
+    if numerator and not denominator and bottom > 1:  # with 0 elements any count is valid
         assume_condition(lambda: (total % bottom).equal(0), numerator)
     return simplify_dim(total // product_of_dims([as_dim(bottom), *denominator]))
 

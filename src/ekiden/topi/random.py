@@ -157,7 +157,7 @@ MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
 
 def _uniform_from_word(word: PrimExpr, dtype: str) -> PrimExpr:
     """Return a number in [0, 1) from the highest bits of a word."""
-    # As many bits as the mantissa has: every result is exact, and none rounds up to 1.
+    # Use as many bits as the mantissa holds: every result is exact, and none rounds up to 1.
     bits = MANTISSA_BITS[dtype]
     wide = "float64" if dtype == "float64" else "float32"
     high = call_intrin("right_shift", word, const(64 - bits, THREEFRY_WORD_DTYPE))

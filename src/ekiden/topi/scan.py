@@ -74,7 +74,7 @@ def _emit_scan(
     added = cast(source[full_index(k - 1 if exclusive else k)], target.dtype)
     last = target[full_index(k - 1)]
     carried: list[Buffer] = []
-    if not inner:  # what was just stored would come back from memory after 8 cycles and more
+    if not inner:  # in a register: store-to-load forwarding takes 8 cycles and more
         carried = [Buffer("running", (const(1),), target.dtype, "register")]
         last = carried[0][(const(0),)]
 

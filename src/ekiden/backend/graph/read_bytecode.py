@@ -187,8 +187,8 @@ class _BytecodeReader:
                 self._storage_devices[self._allocated] = place
             case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
                 storage = self.storage(registers.get(of), offset)
-                place = self._storage_devices.get(registers.get(of), HOST_DEVICE_NUMBER)
-                registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage, place)
+                device_number = self._storage_devices.get(registers.get(of), HOST_DEVICE_NUMBER)
+                registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage, device_number)
             case "Own", (int(dst), int(of), _):
                 source = self.to_tensor(self.register_value(of))
                 registers[dst] = self.interpret_copy(

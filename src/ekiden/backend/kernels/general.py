@@ -18,13 +18,13 @@ import numpy as np
 
 from ekiden import te
 from ekiden._lazy import LazyModule
-from ekiden.backend.kernels.general_boxes import split_into_boxes
-from ekiden.backend.kernels.general_code import (
+from ekiden.backend.kernels.general_encoding import (
     CodeBuilder,
     NoGeneralFormError,
     SizeTable,
     element_type_number,
 )
+from ekiden.backend.kernels.general_loop_splitting import split_into_boxes
 from ekiden.backend.kernels.general_stages import split_stages
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op

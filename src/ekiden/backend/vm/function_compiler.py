@@ -193,8 +193,8 @@ class FunctionCompiler(ChoiceEmitter):
                 yield self._emit_branches(value, self.registers[variable])
             else:
                 self.registers[variable] = self._emit_value(value)
-                if (made := self._known_closure(value)) is not None:
-                    self.closures[variable] = made
+                if (closure := self._known_closure(value)) is not None:
+                    self.closures[variable] = closure
             self._emit_stage_vector(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
         if result is not chain.result:
@@ -282,8 +282,8 @@ class FunctionCompiler(ChoiceEmitter):
                 return self._emit_operator(name, call)
             case Constructor(tag=tag):
                 return self._emit_alloc_adt(tag, call.args)
-            case _ if (made := self._known_closure(call)) is not None:
-                return self.emit_into("AllocClosure", func=made[0], free=made[1])
+            case _ if (closure := self._known_closure(call)) is not None:
+                return self.emit_into("AllocClosure", func=closure[0], free=closure[1])
             case _:
                 result = self.new_register()
                 self._emit_function_call(call, result)

@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import attach
 
 if TYPE_CHECKING:
-    from ekiden.codegen.device.names import *  # noqa: F403
+    from ekiden.codegen.device.exported_names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = attach(__name__, {}, rest="names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="exported_names")

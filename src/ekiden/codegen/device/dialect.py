@@ -256,7 +256,7 @@ _CUDA_KEYWORDS = frozenset(
 )
 
 # fmt: off
-KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
+KERNEL_DIALECTS: dict[str, KernelDialect] = {dialect.name: dialect for dialect in (
     KernelDialect(
         "opencl", OPENCL_PRELUDE, HelperDialect("static inline ", "__constant ", _opencl_bit_cast),
         kernel_qualifier="__kernel void", pointer_qualifier="__global ",

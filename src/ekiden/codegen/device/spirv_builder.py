@@ -116,7 +116,7 @@ class SpirvBuilder(FunctionBuilder):
         """End a block."""
         self.append("Branch", label)
 
-    # What emitters ask for.
+    # Interface of the builders, which shared emitters use.
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Return the result of an arithmetic or bitwise operation."""

@@ -217,7 +217,7 @@ class IndexNarrower(StmtMutator):
                 return rebuilt.with_fields(buffer=self.buffers[e.buffer])
             case BufferLoad() if is_wide:
                 raise CompileError(f"WGSL has no integers of 64 bits: buffer {e.buffer.name!r}")
-            case Select():  # these have kept a dtype of their own
+            case Select():  # the operands already have the narrowed dtype
                 return Select(operands[0], operands[1], operands[2])
             case Broadcast():
                 return Broadcast(operands[0], e.lanes)

@@ -33,9 +33,12 @@ class TileConfig:
     def __init__(self, b: FunctionBuilder) -> None:
         self.builder = b
         self.config_ids: dict[tuple[Operand | None, ...], int] = {}
-        self.current, self.place = f"%{b.fresh_name('shaped')}", f"%{b.fresh_name('shape')}"
+        self.current, self.config_address = (
+            f"%{b.fresh_name('shaped')}",
+            f"%{b.fresh_name('shape')}",
+        )
         b.entry.append(f"  {self.current} = alloca i64, align 8")
-        b.entry.append(f"  {self.place} = alloca [64 x i8], align 64")
+        b.entry.append(f"  {self.config_address} = alloca [64 x i8], align 64")
         b.entry.append(f"  store i64 0, ptr {self.current}, align 8")
 
     def invalidate(self) -> None:
@@ -55,26 +58,26 @@ class TileConfig:
         b.start(load_block)
         b.append_void(f"store i64 {number}, ptr {self.current}, align 8")
         # LDTILECFG faults unless all reserved bytes of the configuration are 0.
-        b.append_void(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
+        b.append_void(f"store <64 x i8> zeroinitializer, ptr {self.config_address}, align 64")
         # Byte 0 is the palette: number 1 is the one with eight tiles of 1 KiB.
-        _store_config_field(b, self.place, 0, "i8", "1")
+        _store_config_field(b, self.config_address, 0, "i8", "1")
         for n, (rows, bytes_) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
             _store_config_field(
                 b,
-                self.place,
+                self.config_address,
                 _ROW_BYTES_OFFSET + 2 * n,
                 "i16",
                 b.append_value(f"trunc i64 {bytes_} to i16"),
             )
             _store_config_field(
                 b,
-                self.place,
+                self.config_address,
                 _ROW_COUNT_OFFSET + n,
                 "i8",
                 b.append_value(f"trunc i64 {rows} to i8"),
             )
         b.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
-        b.append_void(f"call void @llvm.x86.ldtilecfg(ptr {self.place})")
+        b.append_void(f"call void @llvm.x86.ldtilecfg(ptr {self.config_address})")
         b.branch(done)
         b.start(done)
 

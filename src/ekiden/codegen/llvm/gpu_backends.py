@@ -95,8 +95,8 @@ OPENCL_WORK_ITEM_FUNCTIONS = {
     "gridDim": "get_num_groups",
 }
 NVPTX_SHUFFLE_CALLS = {
-    f"{word}.{name}": IntrinsicCall(f"llvm.nvvm.shfl.sync.{way}.{name}", kind)
-    for word, way in (
+    f"{word}.{name}": IntrinsicCall(f"llvm.nvvm.shfl.sync.{mode}.{name}", kind)
+    for word, mode in (
         ("tvm_warp_shuffle", "idx"),
         ("tvm_warp_shuffle_up", "up"),
         ("tvm_warp_shuffle_down", "down"),
@@ -107,7 +107,7 @@ CLK_ALL_FENCES = 3
 """CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE"""
 
 # fmt: off
-GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
+GPU_BACKENDS: dict[str, GpuBackend] = {backend.format: backend for backend in (
     GpuBackend(
         "ptx", "nvptx", "nvptx64-nvidia-cuda",
         data_layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",

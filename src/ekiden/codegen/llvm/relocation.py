@@ -308,7 +308,7 @@ it changes no register.
 X86_64_WINDOWS = replace(
     X86_64, name="x86_64-windows", header_byte=5, helpers={"___chkstk_ms": _PROBE_STACK}
 )
-LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}
+LINK_ARCHITECTURES = {arch.elf_machine: arch for arch in (X86_64, AARCH64, RISCV64, ARMV7)}
 """Architectures by ELF machine number."""
 IMAGE_ARCHITECTURES = (*LINK_ARCHITECTURES.values(), X86_64_WINDOWS)
 """Architectures that images are linked for, with distinct header bytes."""

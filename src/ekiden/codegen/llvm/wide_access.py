@@ -61,18 +61,18 @@ class WideAccessEmitter(StatementEmitter):
             super().emit_memory_store(s, dtype, value)
             return
         b, kind, (at, _) = self.builder, register_type(dtype), self.address(s.buffer, s.indices[0])
-        place = f"{self.pointer_type(s.buffer)} {at}"
+        pointer = f"{self.pointer_type(s.buffer)} {at}"
         if s.buffer.scope == SHARED_SCOPE:
-            b.append_void(f"store {kind} {value}, {place}, align {align}")
+            b.append_void(f"store {kind} {value}, {pointer}, align {align}")
             return
-        wide, each, done = (b.fresh_name(n) for n in ("wide", "each", "done"))
-        b.branch_if(self._alignment_flag(s.buffer), wide, each)
+        wide, lane_by_lane, done = (b.fresh_name(n) for n in ("wide", "each", "done"))
+        b.branch_if(self._alignment_flag(s.buffer), wide, lane_by_lane)
         b.start(wide)
-        b.append_void(f"store {kind} {value}, {place}, align {align}")
+        b.append_void(f"store {kind} {value}, {pointer}, align {align}")
         b.branch(done)
-        b.start(each)
+        b.start(lane_by_lane)
         own, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
-        for lane, each_at in enumerate(self._lane_pointers(s.buffer, place, dt.lanes(dtype))):
+        for lane, each_at in enumerate(self._lane_pointers(s.buffer, pointer, dt.lanes(dtype))):
             one = b.append_value(f"extractelement {kind} {value}, i64 {lane}")
             b.append_void(f"store {own} {one}, {each_at}, align {size}")
         b.branch(done)

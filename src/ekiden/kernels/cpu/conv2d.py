@@ -30,13 +30,13 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
+from ekiden.kernels.conv_geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, product_dtype
-from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
     MATRIX_DOT_FEATURES,

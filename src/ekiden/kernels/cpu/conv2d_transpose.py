@@ -18,6 +18,7 @@ from dataclasses import replace
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.kernels.conv_geometry import ConvGeometry, transposed_axes_of, transposed_geometry
 from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
     LoopBlocking,
@@ -34,7 +35,6 @@ from ekiden.kernels.cpu.depthwise import search_space as depthwise_space
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
-from ekiden.kernels.geometry import ConvGeometry, transposed_axes_of, transposed_geometry
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.prefetch import LetBindings, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles

@@ -17,9 +17,9 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.kernels.conv_geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.cpu.padding import BandLoop, lines_per_band, load_as_float32
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
-from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
     ReductionLoop,

@@ -30,6 +30,7 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
+from ekiden.kernels.conv_geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as copied_default
@@ -37,7 +38,6 @@ from ekiden.kernels.cpu.depthwise import search_space as copied_space
 from ekiden.kernels.cpu.depthwise_dynamic_width import DynamicWidthDepthwiseKernel
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
-from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import column_mask

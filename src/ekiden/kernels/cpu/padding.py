@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ekiden.arith import simplify
 from ekiden.ir.dtype import with_lanes
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, logical_and, minimum
-from ekiden.kernels.geometry import ConvGeometry
+from ekiden.kernels.conv_geometry import ConvGeometry
 from ekiden.kernels.micro_kernels.register_tiles import vector_loop_with_tail
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp

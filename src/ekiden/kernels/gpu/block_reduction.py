@@ -170,7 +170,7 @@ class ThreadGroup:
             )
         )
         if warps > 1:
-            statements.append(STORAGE_SYNC)  # what they share is written again in the next turn
+            statements.append(STORAGE_SYNC)  # the next call writes the shared buffers again
         return BlockCollective(
             wrap_in_allocations(seq(*statements), [near]), [sums[0]], shared, [sums]
         )

@@ -253,7 +253,7 @@ class ComputationNest:
         body: Stmt = self.realize.with_fields(iter_values=values)
         for loop in reversed(self.reduced):
             body = loop.with_fields(body=body)
-        # what a sum runs over may depend on the element it is for
+        # the extent of a reduction may depend on the element, as in triangular sums
         return substitute_statement(
             body, {f.loop_var: p for f, p in zip(self.spatial, coordinates, strict=True)}
         )

@@ -16,9 +16,9 @@ import math
 from typing import NamedTuple
 
 from ekiden import te
+from ekiden.kernels.conv_geometry import conv_geometry_of
 from ekiden.kernels.cost_model import cache_levels, step_cycles
 from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent, product_dtype
-from ekiden.kernels.geometry import conv_geometry_of
 from ekiden.kernels.kernel_selection import KernelSelection
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (

@@ -17,6 +17,7 @@ import math
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr
+from ekiden.kernels.conv_geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import (
     MIN_K_BLOCK,
     PREFETCH_DISTANCES,
@@ -35,7 +36,6 @@ from ekiden.kernels.decision import (
     divisors,
 )
 from ekiden.kernels.family import MatmulSizes, known_extent, product_dtype
-from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.prim_builder import product_of_dims

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
-from ekiden.arith import determines
+from ekiden.arith import injectivity_error
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
@@ -105,7 +105,7 @@ def _shared_element_fault(block: Block) -> str | None:
                 continue
             iters = {i.var: Range(i.extent) for i in block.iter_vars}
             iters |= loop_ranges(access.loops)
-            fault = determines(access.indices, iters, spatial_vars)
+            fault = injectivity_error(access.indices, iters, spatial_vars)
             if fault is not None:
                 return f"its points may write one element of {buffer.name!r}: {fault}"
     return None
@@ -129,7 +129,7 @@ def _ordered_fault(block: Block) -> str | None:
     spatial = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
     spatial -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
     for buffer in block_writes(block):
-        fault = determines(_common_indices(block, buffer), iters, spatial)
+        fault = injectivity_error(_common_indices(block, buffer), iters, spatial)
         if fault is not None:
             return f"two of its spatial points may touch one element of {buffer.name!r}: {fault}"
     return None

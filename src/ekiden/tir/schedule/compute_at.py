@@ -16,7 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines, simplify_around_digits
+from ekiden.arith import (
+    Analyzer,
+    IterMapLevel,
+    detect_iter_map,
+    injectivity_error,
+    simplify_around_digits,
+)
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
@@ -581,7 +587,7 @@ def _require_full_coverage(
     # twice.
     if kind == REDUCTION:
         loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-        fault = determines(values, ranges, loop_vars)
+        fault = injectivity_error(values, ranges, loop_vars)
         if fault is not None:
             refuse(f"{step} {name!r}: its sum would take in some steps twice: {fault}", realize)
         spatial = set(

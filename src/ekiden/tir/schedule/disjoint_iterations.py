@@ -1,16 +1,16 @@
 """Proofs that no two iterations of loops access one element of a buffer.
 
 What one iteration accesses of a buffer is a box (`tir.access_regions`), an over-estimate.
-`arith.determines` shows that two iterations are disjoint: the indices of an element, or the corner
-of an iteration's box plus any offset inside, determine the iteration. `schedule.legality` builds
-the checks of primitives on these proofs.
+`arith.injectivity_error` shows that two iterations are disjoint: the indices of an element, or the
+corner of an iteration's box plus any offset inside, determine the iteration. `schedule.legality`
+builds the checks of primitives on these proofs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.arith import Analyzer, determines
+from ekiden.arith import Analyzer, injectivity_error
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
@@ -33,7 +33,7 @@ from ekiden.tir.visitor import buffers_written
 
 
 # From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
-# the step reach (`_stride_exceeds_reach`), or its indices tell the steps (`determines`). (2)
+# the step reach (`_stride_exceeds_reach`), or its indices tell the steps (`injectivity_error`). (2)
 # Several: the step's box with a free place in it, x0, x1, ...; if even any place of the box tells
 # the step, boxes are disjoint. A box is an over-estimate, so this refuses more than it must,
 # and never less.
@@ -170,8 +170,8 @@ def _injectivity_fault(
     """Return why indices do not determine the given loop variables, with outer loops fixed or free;
     None if they do (disjoint iterations).
     """
-    fault = determines(indices, iters, loop_vars)
-    if fault is None or determines(indices, loop_ranges(outer) | iters, loop_vars) is None:
+    fault = injectivity_error(indices, iters, loop_vars)
+    if fault is None or injectivity_error(indices, loop_ranges(outer) | iters, loop_vars) is None:
         return None
     return fault
 

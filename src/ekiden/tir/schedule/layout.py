@@ -8,7 +8,7 @@ from ekiden.arith import (
     Analyzer,
     IterMapLevel,
     detect_iter_map,
-    determines,
+    injectivity_error,
     inverse_affine_iter_map,
 )
 from ekiden.ir import dtype as dt
@@ -107,7 +107,7 @@ def transform_layout(
     # It need not reach all of the new box. What nothing maps to is padding, and since every access
     # moves by the same map no program can look at it; only an argument may not have any, because
     # its caller lays it out.
-    fault = determines(index_map.final_indices, iters, list(iters))
+    fault = injectivity_error(index_map.final_indices, iters, list(iters))
     if fault is not None:
         refuse(
             f"{step} {name!r}: two elements of {old.name!r} would share a place: {fault}", realize

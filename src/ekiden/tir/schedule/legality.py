@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import Analyzer, IterSum, determines, image_box
+from ekiden.arith import Analyzer, IterSum, image_box, injectivity_error
 from ekiden.ir.prim import EQ, GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
@@ -186,7 +186,7 @@ def _require_steps_in_order(
         refuse(f"{step}: block {name!r} is ordered over loops {names}, which keep order", realize)
     others = {s.loop_var for s in chain if not is_const(s.extent, 1)} - ordered
     values = [v for v in spatial_values(realize) if not is_const(v)]
-    fault = determines(values, loop_ranges(loops), determining_vars(loops, others))
+    fault = injectivity_error(values, loop_ranges(loops), determining_vars(loops, others))
     if fault is not None:
         refuse(
             f"{step}: steps of the ordered block {name!r} may change places: {fault}",
@@ -244,7 +244,7 @@ def _require_reduction_order(
             )
     values = [v for v in realize.iter_values if not is_const(v)]
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
-    fault = determines(values, loop_ranges(loops), determining_vars(loops, loop_vars))
+    fault = injectivity_error(values, loop_ranges(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run once for each step of its loops: {fault}",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.arith import determines, simplify
+from ekiden.arith import injectivity_error, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, fold_binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
@@ -119,7 +119,7 @@ def decompose_reduction(
     predicate = _spatial_conditions(step, realize, reduced)
     # Each point is set once, then summed once.
     loop_vars = {s.loop_var for s in inner if not is_const(s.extent, 1)}
-    fault = determines(
+    fault = injectivity_error(
         [v for v in realize.iter_values if not is_const(v)],
         loop_ranges(inner),
         determining_vars(inner, loop_vars),
@@ -287,7 +287,7 @@ def _require_single_reduction(step: str, update: BlockRealize, loops: Sequence[F
         refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", update)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
     values = [v for v in update.iter_values if not is_const(v)]
-    fault = determines(values, loop_ranges(loops), loop_vars)
+    fault = injectivity_error(values, loop_ranges(loops), loop_vars)
     if fault is not None:
         refuse(
             f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",

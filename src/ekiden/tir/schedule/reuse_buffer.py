@@ -8,7 +8,7 @@ second time it would read its own result.
 
 from __future__ import annotations
 
-from ekiden.arith import determines
+from ekiden.arith import injectivity_error
 from ekiden.ir.prim import EQ, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
@@ -90,7 +90,7 @@ def _require_single_run(step: str, program: ScheduleProgram, reader: BlockRealiz
             fixed.update(v for v in free_vars(condition.a) if condition.a is v)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
     values: list[PrimExpr] = [v for v in reader.iter_values if not is_const(v)]
-    fault = determines(values, loop_ranges(loops), determining_vars(loops, loop_vars))
+    fault = injectivity_error(values, loop_ranges(loops), determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {reader.block.name!r} is not known to run once for each point: {fault}",

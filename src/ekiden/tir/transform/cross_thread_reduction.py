@@ -174,7 +174,8 @@ class _CrossThreadReductionLowerer(StmtMutator):
         self._enclosing_thread_loops += [*outer, *threads]
         steps = self._rebuild_serial_loops(nest, [*outer, *threads], step)
         team = self._thread_group(nest, threads)
-        # What is read later in the kernel every thread stores, and reads what it stored itself.
+        # A value that is read later in the kernel is stored by every thread and read back by the
+        # same thread, so that no barrier is needed.
         is_result = all(b in self._results for b, _ in elements_of_result)
         combined = team.emit_combination(reduction, own, everywhere=not is_result)
         del self._enclosing_thread_loops[

@@ -229,7 +229,7 @@ class _LoopPartitioner(StmtMutator):
         if loop.loop_var not in used or not hidden.isdisjoint(used):
             return None
         if not self._lanes.isdisjoint({*used} - {loop.loop_var}):
-            return None  # it differs between lanes: a mask, not the bound of a loop
+            return None  # differs between lanes: a mask, not a loop bound
         # The bound must be linear in the loop variable: then it holds on one interval, found by a
         # division.
         scale = self._analyzer.coefficient(difference, loop.loop_var)
@@ -242,7 +242,7 @@ class _LoopPartitioner(StmtMutator):
                 return None
             low, high = substitute_expr(low, {var: ends[0]}), substitute_expr(high, {var: ends[1]})
         simplify = self._analyzer.simplify
-        if isinstance(node, Min):  # as if it were var < rest for a var below the constant side
+        if isinstance(node, Min):  # min(c, y): treat as var < y for all var < c
             size = node.a if isinstance(node.a, IntImm) else node.b
             high = low + (size - 1)
         inner = simplify(high - start)

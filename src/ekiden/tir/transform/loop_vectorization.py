@@ -145,7 +145,7 @@ class Vectorizer(StmtMutator):
         lanes = dt.lanes_suffix(new[-1].dtype) if new else ""
         if not lanes and not (self._has_scalar_branch and new):
             return rebuild(e, new)
-        if not lanes:  # one element for all lanes, if any of them is there
+        if not lanes:  # one element for all lanes, loaded if any lane is active
             lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
         # A masked load must not touch disabled lanes, whose addresses may be unmapped; they read as
         # 0.
@@ -332,7 +332,7 @@ def _simplify_ramp_division(e: BinaryExpr) -> PrimExpr:
     return simplified.value if isinstance(simplified, Broadcast) else simplified
 
 
-# Of 5 elements left of 16, a vector of 8 under a mask, and none of 16.
+# 5 remaining elements of 16 take a masked vector of 8 lanes, not of 16.
 def tail_lanes(tail: int, lanes: int) -> int:
     """Return the narrowest power-of-two vector width that holds `tail` elements, at most
     `lanes`.

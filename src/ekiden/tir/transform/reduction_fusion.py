@@ -98,7 +98,9 @@ def emit_reduction_of_stores(
         kind: "max" or "min".
     """
     at, zero = Var("at"), (const(0),) if target.shape else ()
-    value = BufferLoad(source, (at,), source.dtype)  # one index is flat, whatever the shape
+    value = BufferLoad(
+        source, (at,), source.dtype
+    )  # a single index is flat, whatever the buffer's shape
     combined = COMBINE_BY_KIND[kind](target[zero], value, target.dtype)
     start = BufferStore(target, reduction_identity(kind, target.dtype), zero)
     body = BufferStore(target, combined, zero)
@@ -212,8 +214,8 @@ class _StoreReducer(StmtMutator):
         self.site += 1
         if self.loop_var is None or self.num_sites >= NUM_ACCUMULATORS:
             return const(site % NUM_ACCUMULATORS)
-        turn = cast(self.loop_var, "int64") * self.num_sites + site
-        return call_intrin("bitwise_and", turn, const(NUM_ACCUMULATORS - 1), dtype="int64")
+        store_index = cast(self.loop_var, "int64") * self.num_sites + site
+        return call_intrin("bitwise_and", store_index, const(NUM_ACCUMULATORS - 1), dtype="int64")
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rewrite a loop that stores to the source, and replace the marked loop by the result."""
@@ -246,7 +248,7 @@ class _StoreReducer(StmtMutator):
         """Rewrite a parallel loop: each chunk has its own accumulators, and stores its result."""
         outer = self.accumulators, self.loop_var, self.num_sites, self.site
         self.accumulators = _Accumulators(self.reduction)
-        parts, part, loop = _split_parallel(stmt)
+        num_chunks, chunk, loop = _split_parallel(stmt)
         if loop is None:
             self.loop_var, self.num_sites, self.site = None, 0, 0
             body = self.visit(stmt.body)
@@ -254,9 +256,9 @@ class _StoreReducer(StmtMutator):
             body = self.visit_for(loop)
         own = self.accumulators
         self.accumulators, self.loop_var, self.num_sites, self.site = outer
-        results = Buffer("parts", (parts,), self.reduction.dtype)
+        results = Buffer("parts", (num_chunks,), self.reduction.dtype)
         first = stmt.min if loop is None else const(0)
-        number = simplify(part - first)
+        number = simplify(chunk - first)
         body = own.wrap_with_accumulators(seq(body, BufferStore(results, own.result(), (number,))))
         n = Var("n")
         slot = call_intrin("bitwise_and", n, const(NUM_ACCUMULATORS - 1), dtype="int64")
@@ -264,8 +266,15 @@ class _StoreReducer(StmtMutator):
         return Allocate(
             results,
             seq(
-                For(part, first, parts, ForKind.PARALLEL, body, _grain_of(stmt, loop is not None)),
-                For(n, const(0), parts, ForKind.SERIAL, collect),
+                For(
+                    chunk,
+                    first,
+                    num_chunks,
+                    ForKind.PARALLEL,
+                    body,
+                    _grain_of(stmt, loop is not None),
+                ),
+                For(n, const(0), num_chunks, ForKind.SERIAL, collect),
             ),
         )
 
@@ -277,12 +286,12 @@ def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
     extent = stmt.extent
     if not isinstance(extent, IntImm) or extent.value <= MAX_PARALLEL_PARTS:
         return extent, stmt.loop_var, None
-    part, parts = Var("part"), const(MAX_PARALLEL_PARTS)
-    begin, end = part * extent // parts, (part + 1) * extent // parts
+    chunk, num_chunks = Var("part"), const(MAX_PARALLEL_PARTS)
+    begin, end = chunk * extent // num_chunks, (chunk + 1) * extent // num_chunks
     inner = For(
         stmt.loop_var, simplify(stmt.min + begin), simplify(end - begin), ForKind.SERIAL, stmt.body
     )
-    return parts, part, inner
+    return num_chunks, chunk, inner
 
 
 def _grain_of(stmt: For, is_split: bool) -> dict[str, object] | None:

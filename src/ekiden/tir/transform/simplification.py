@@ -235,7 +235,7 @@ def _is_conditional_expr(e: PrimExpr) -> bool:
     )
 
 
-# What reads memory may become false by a store inside of the branch that it guards.
+# A condition that reads memory may be invalidated by a store inside the branch that it guards.
 def _memory_free_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts that hold whatever statements do: those that read no memory."""
     # De Morgan: not (a or b) is (not a) and (not b).

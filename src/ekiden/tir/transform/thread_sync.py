@@ -255,7 +255,9 @@ class _BarrierInserter(StmtMutator):
         # All threads of a block have the same block index.
         if not axis.startswith("blockIdx"):
             self._thread_local_vars.add(stmt.loop_var)
-        if axis in self._bound_axes:  # of as many threads as come here, or fewer
+        if (
+            axis in self._bound_axes
+        ):  # a nested loop over a bound axis runs in at most as many threads
             return self._visit_divergent(super().visit_for, stmt)
         self._bound_axes.add(axis)
         visited = super().visit_for(stmt)

@@ -51,9 +51,9 @@ from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
 from ekiden.target.virtual_device import PARAM_DEVICES_ATTR, is_host_only
 
 if TYPE_CHECKING:
-    from ekiden.arith import detect
+    from ekiden.arith import pattern as arith_pattern
 else:
-    detect = LazyModule("ekiden.arith.detect")
+    arith_pattern = LazyModule("ekiden.arith.pattern")
 
 
 def flatten_closure(function: Function) -> Function:
@@ -228,7 +228,7 @@ def _determined_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
     dims = (d for k in kinds if k is not None for t in iter_tensor_types(k) for d in t.shape)
     dim_symbols = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
     alone = ((d, symbols[0]) for d, symbols in dim_symbols if len(symbols) == 1)
-    return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
+    return {n for d, n in alone if d is n or arith_pattern.detect_linear_equation(d, [n])}
 
 
 def iter_tensor_types(kind: Type) -> Iterator[TensorType]:

@@ -1,4 +1,4 @@
-"""What `determines` claims is true of every iteration: checked by trying them all."""
+"""What `injectivity_error` claims is true of every iteration: checked by trying them all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ekiden.arith import determines, evaluate
+from ekiden.arith import determines, evaluate, injectivity_error
 from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
 from ekiden.ir.range import Range
 
@@ -40,7 +40,7 @@ def ranges(**extents: int | PrimExpr) -> dict[Var, Range]:
     ],
 )
 def test_indices_determine_iterators(indices: list[PrimExpr], iters: dict[Var, Range]) -> None:
-    assert determines(indices, iters, list(iters)) is None
+    assert injectivity_error(indices, iters, list(iters)) is None
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_indices_determine_iterators(indices: list[PrimExpr], iters: dict[Var, R
 def test_ambiguous_indices_determine_nothing(
     indices: list[PrimExpr], iters: dict[Var, Range], reason: str
 ) -> None:
-    assert determines(indices, iters, list(iters)) == reason
+    assert injectivity_error(indices, iters, list(iters)) == reason
 
 
 def test_only_requested_iterators_are_required() -> None:
     iters = ranges(i=N, j=5, k=4)
-    assert determines([X * 8 + Y + Z], iters, [X]) is None
-    assert determines([X * 8 + Y + Z], iters, [X, Y]) is not None
-    assert determines([const(0)], ranges(i=1, j=N), [X]) is None
+    assert injectivity_error([X * 8 + Y + Z], iters, [X]) is None
+    assert injectivity_error([X * 8 + Y + Z], iters, [X, Y]) is not None
+    assert injectivity_error([const(0)], ranges(i=1, j=N), [X]) is None
 
 
 EXTENTS = (1, 2, 3, 4, 6)
@@ -122,7 +122,7 @@ def test_claims_hold_for_all_iterations(
     indices: list[PrimExpr], extents: tuple[int, int, int], wanted: set[Var]
 ) -> None:
     iters = dict(zip((X, Y, Z), map(Range, extents), strict=True))
-    if determines(indices, iters, wanted) is not None:
+    if injectivity_error(indices, iters, wanted) is not None:
         return
     seen: dict[tuple[int, ...], tuple[int, ...]] = {}
     for point in itertools.product(*map(range, extents)):
@@ -130,3 +130,12 @@ def test_claims_hold_for_all_iterations(
         at = tuple(evaluate(e, values) for e in indices)
         mine = tuple(values[v] for v in (X, Y, Z) if v in wanted)
         assert seen.setdefault(at, mine) == mine, (at, mine, seen[at])
+
+
+def test_deprecated_alias_warns() -> None:
+    """`determines` warns and returns what `injectivity_error` returns."""
+    iters = ranges(i=3, j=4)
+    for indices in ([X * 4 + Y], [X * 3 + Y]):
+        with pytest.warns(DeprecationWarning, match="injectivity_error"):
+            error = determines(indices, iters, iters)
+        assert error == injectivity_error(indices, iters, iters)
