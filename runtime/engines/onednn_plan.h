@@ -16,11 +16,13 @@
 
 #define ONEDNN_MAGIC INT64_C(0x314c4e4e444b45) /* "EKDNNL1" */
 
-/* Kind of a step, in the order of KINDS in src/ekiden/byoc/onednn_regions.py. Attributes: PRODUCT
-** relu of (rows, k), (columns, k) and, in all that have one, a bias CONVOLUTION strides, padding
-** (top, left, bottom, right), dilation, groups, relu POOLING window, strides, padding, dilation
-** ELEMENT oneDNN's number of the function BINARY oneDNN's number of the operator SOFTMAX axis, not
-** negative */
+/* Kind of a step, in the order of KINDS in src/ekiden/byoc/onednn_regions.py. Attributes:
+**   PRODUCT      relu; of (rows, k), (columns, k) and, in all kinds that have one, a bias
+**   CONVOLUTION  strides, padding (top, left, bottom, right), dilation, groups, relu
+**   POOLING      window, strides, padding, dilation
+**   ELEMENT      oneDNN's number of the function
+**   BINARY       oneDNN's number of the operator
+**   SOFTMAX      axis, not negative */
 typedef enum onednn_kind {
   ONEDNN_PRODUCT,
   ONEDNN_CONVOLUTION,

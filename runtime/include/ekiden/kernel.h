@@ -3,8 +3,7 @@
 ** Generated C includes this header and nothing else of Ekiden's. Each function finds its service in
 ** the runtime when it is first called and keeps it, so that the runtime exports ek_service alone.
 ** With EK_KERNEL_IMAGE defined the code goes into an image (ek_image_load), which has no data to
-** write to: then these are imports, bound by the loader.
-** */
+** write to: then these are imports, bound by the loader. */
 #ifndef EKIDEN_KERNEL_H_
 #define EKIDEN_KERNEL_H_
 

@@ -1098,10 +1098,10 @@ static inline int64_t ek_executable_count(ek_object *executable, int32_t part) {
 }
 
 /* Limits of a run, as registered functions, since they are rarely set:
-** "ek.executable.num_threads"(executable[, n]) threads of a run's loops, at most; 0 as the process
-** "ek.executable.limit"(executable, steps, nanoseconds) a run is stopped then; 0 for no limit
-** "ek.vm.limit"(machine, steps, nanoseconds) the same of one machine, before that of its executable
-** "ek.executable.check"(executable, function, arguments...) refuses what a call would refuse
+**   "ek.executable.num_threads"(executable[, n])  most threads of a run; 0 for the process's
+**   "ek.executable.limit"(executable, steps, nanoseconds)  stop a run there; 0 for no limit
+**   "ek.vm.limit"(machine, steps, nanoseconds)  the same for one machine; precedes its executable's
+**   "ek.executable.check"(executable, function, arguments...)  refuse what a call would refuse
 ** EKIDEN_MAX_STEPS limits the steps of runs that have no other limit. A run that is stopped is a
 ** RunLimitError, and its machine is as before. */
 

@@ -73,7 +73,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import CompilationConfig, Target
 
 if TYPE_CHECKING:
-    pass
+    from ekiden.backend.vm import min_cut_placement
 else:
     min_cut_placement = LazyModule("ekiden.backend.vm.min_cut_placement")
 
