@@ -185,6 +185,7 @@ WRONG = [
     ("",                    "target: expected a kind and options, got ''"),
     ("llvm mcpu=znver4",    "target: expected options -name=value, got 'mcpu=znver4'"),
     ("llvm -cores=many",    "target: option -cores must be a number, got 'many'"),
+    ("llvm -cores=" + "9" * 5000, f"target: option -cores must be a number, got {'9' * 36!r}"),
     ("llvm -cores=0",       "target: option -cores must be at least 1, got 0"),
     ("llvm -cores=²",       "target: option -cores must be a number, got '²'"),
     ("llvm -mcpu=znver4 -mcpu=znver2",
@@ -216,6 +217,8 @@ STARTS = [
     ("llvm -fast=1",        "target: llvm: unknown option 'fast'; there are -mtriple=, "),
     ("llvm -mcpu=z80",      "target: unknown processor 'z80'; there are native, x86-64, "),
     ("llvm -mattr=+magic",  "target: unknown feature 'magic' of x86-64; there are sse3, "),
+    ('{"kind": "llvm", "cores": ' + "9" * 5000 + "}", "target: wrong JSON: Exceeds the limit"),
+    ('{"kind": ' * 100_000, "target: wrong JSON: maximum recursion depth exceeded"),
     ("nvidia/none",         f"target: unknown kind in 'nvidia/none'; there are {KINDS}; tags "),
 ]
 # fmt: on

@@ -222,11 +222,17 @@ def _removed_feature(name: str, arch: str) -> str:
     raise CompileError(f"target: {name[1:]!r} is part of every {arch} and cannot be taken away")
 
 
+MAX_NUMBER_DIGITS = 18
+"""Digits of numbers of options: what an int64 holds, and int() parses in no time."""
+
+
 def _parse_number(name: str, options: OptionValues, default: int, minimum: int = 1) -> int:
     """Parse a numeric option of at least `minimum`. Raises CompileError."""
     text = str(options.get(name, default))
-    if not (text.isascii() and text.isdigit()):
-        raise CompileError(f"target: option -{name} must be a number, got {text!r}")
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_NUMBER_DIGITS):
+        raise CompileError(
+            f"target: option -{name} must be a number, got {text[: 2 * MAX_NUMBER_DIGITS]!r}"
+        )
     if int(text) < minimum:
         raise CompileError(f"target: option -{name} must be at least {minimum}, got {text}")
     return int(text)

@@ -30,7 +30,7 @@ def parse_target_config(target: str | Mapping[str, object]) -> Config:
     if text.startswith("{"):
         try:
             parsed = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of more than 4,300 digits
             raise CompileError(f"target: wrong JSON: {error}") from error
         return _validate_options(parsed)
     try:

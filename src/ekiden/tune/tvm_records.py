@@ -76,7 +76,7 @@ def _import_lines(path: Path, tasks: Sequence[Task], read: RecordReader) -> Impo
             candidates[read(json.loads(line), tasks)] = None
         except EkidenError as error:
             skipped.append(SkippedRecord(number, str(error)))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             skipped.append(
                 SkippedRecord(number, f"no such record: {type(error).__name__}: {error}")
             )
