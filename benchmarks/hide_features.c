@@ -1,5 +1,5 @@
 /* Hides features of an x86-64 processor from a process and its children: loaded before the libraries
-** (LD_PRELOAD) by as_processor.py, for engines that choose their kernels by the CPUID instruction.
+** (LD_PRELOAD) by emulate_cpu.py, for engines that choose their kernels by the CPUID instruction.
 **
 ** The kernel makes CPUID fault in threads that ask for it (arch_prctl(2), ARCH_SET_CPUID); the
 ** handler executes it in the thread's stead and clears the hidden bits of its answer. Threads inherit

@@ -9,7 +9,7 @@ of trained ones, and MiniLM of 128 tokens where its file is given. Quantised for
 `quantize_static` (QDQ, per tensor and per channel; operators) and `quantize_dynamic`. Printed is
 how many times as fast as its floats each is by the code made for a class; for the processor itself
 also how many times as fast as ONNX Runtime on the same file, told to be exact where the processor
-has no dot products of bytes. Run it by as_processor.py to compare with ONNX Runtime as on a
+has no dot products of bytes. Run it by emulate_cpu.py to compare with ONNX Runtime as on a
 processor of another class. Thread CPU time with one thread, else elapsed time; the least of the
 rounds, in turns. Needs torch and onnxruntime.
 """

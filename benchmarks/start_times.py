@@ -129,7 +129,7 @@ def median_figure(rounds: Sequence[StartFigure | None]) -> StartFigure | None:
 
 
 def write_program(row: str, folder: Path) -> Path:
-    """Write the program of a row to a file that `ekiden.compile` accepts."""
+    """Write a benchmark row's model as .onnx or .relay, and return the path."""
     kind, name = row.split()
     if kind == "onnx":
         onnx.save(onnx_model(name), folder / f"{name}.onnx")

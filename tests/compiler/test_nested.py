@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executable.pytree import PytreeInputs, PytreeLeaf
 

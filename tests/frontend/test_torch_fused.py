@@ -8,7 +8,7 @@ import ekiden
 from long_runs import share
 
 torch = pytest.importorskip("torch", reason="needs the package torch")
-fused = pytest.importorskip("ekiden.frontend.torch.fused_decompositions")
+fused = pytest.importorskip("ekiden.frontend.torch.transformer_decompositions")
 
 
 def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | None]:

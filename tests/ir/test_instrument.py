@@ -120,14 +120,14 @@ def test_passes_take_and_give_modules() -> None:
     with pytest.raises(PassError) as caught:
         exp(_main(MODULE))  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "pass 'Exp' takes and gives IRModule, got Function; wrap it: IRModule.from_expr(...)"
+        "pass 'Exp' got a Function, expected an IRModule; wrap it: IRModule.from_expr(...)"
     )
 
     @module_pass
     def forgets(module: IRModule, context: PassContext) -> IRModule:
         return None  # type: ignore[return-value]
 
-    with pytest.raises(PassError, match="pass 'forgets' takes and gives IRModule, made NoneType"):
+    with pytest.raises(PassError, match="pass 'forgets' returned a NoneType, expected an IRModule"):
         forgets(MODULE)
 
 
@@ -472,5 +472,5 @@ def test_an_instrument_can_leave_a_pass_out() -> None:
 
 def test_expressions_are_no_modules() -> None:
     expr: Expr = var("x", shape=())
-    with pytest.raises(PassError, match="got Var$"):
+    with pytest.raises(PassError, match="got a Var, expected an IRModule$"):
         exp(expr)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from tensor_steps import TensorSteps
 
 from agreement import Array, flatten
 from ekiden import byoc, relay
-from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportedModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.relay import (
     Call,

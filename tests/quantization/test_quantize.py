@@ -163,7 +163,7 @@ def test_a_whole_that_gains_too_little_is_left_alone() -> None:
     plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
     assert plan.with_model_times(13.0, 10.0)["a"].kind == "static"
     slow = plan.with_model_times(11.0, 10.0)
-    assert not slow and slow["a"].reason == "the whole 1.10 times as fast, 1.2 wanted"
+    assert not slow and slow["a"].reason == "the model is 1.10 times as fast, 1.2 is required"
     assert str(slow).endswith(
         "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
     )

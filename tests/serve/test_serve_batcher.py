@@ -227,13 +227,13 @@ def test_last_arrival_starts_the_batch() -> None:
 
 def test_pending_arrivals_end_when_all_have_begun() -> None:
     arrivals = PendingArrivals()
-    assert arrivals.is_zero
+    assert arrivals.none_waiting
     arrivals.increment()
     arrivals.increment()
     arrivals.mark_begun()
-    assert not arrivals.is_zero
+    assert not arrivals.none_waiting
     arrivals.mark_begun()
-    assert arrivals.is_zero
+    assert arrivals.none_waiting
 
 
 def test_overlong_inline_runs_are_repeated_on_a_thread() -> None:

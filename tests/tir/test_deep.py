@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ekiden import tir
+from ekiden.ir.deep_recursion import call_on_fresh_stack
 from ekiden.ir.expr_text import format_prim_expr
-from ekiden.ir.fresh_stack import call_on_fresh_stack
 from ekiden.ir.prim import Add, PrimExpr, Var, const, fold_binary
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.structural import structural_digest, structural_equal

@@ -1,6 +1,6 @@
 """Linear forms, bound deduction, and Fourier-Motzkin elimination for linear inequalities.
 
-Names follow TVM's arith: detect_linear_equation, deduce_bound, solve_linear_inequalities.
+Names follow TVM's arith: deduce_bound, solve_linear_inequalities.
 """
 
 from __future__ import annotations

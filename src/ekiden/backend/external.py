@@ -6,9 +6,9 @@
 
     register_external("test", for_test)
 
-An executable keeps what `External.compile` says, and has a kernel made of it where it is loaded.
-`ekiden.byoc` is the path to engines that compile to bytes. Nothing here is used unless a module has
-such functions: they are made by a user who annotates and partitions, never by default.
+An executable stores the result of `ExternalCompiler.compile`; loading the executable creates a
+kernel from it. `ekiden.byoc` serves engines that compile to bytes. Only modules that a user has
+annotated and partitioned have such functions; the default pipeline creates none.
 """
 
 from __future__ import annotations

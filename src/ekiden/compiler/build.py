@@ -17,7 +17,7 @@ from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_full_tier
 from ekiden.codegen.build import get_code_generator
 from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.frontend.common.sum_value import is_sum_type

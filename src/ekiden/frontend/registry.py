@@ -25,7 +25,7 @@ from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.frontend.common.imported_module import ImportedModule
+    from ekiden.frontend.common.import_result import ImportedModule
     from ekiden.frontend.common.survey import Survey
 
 

@@ -74,7 +74,7 @@ def registered_passes() -> list[str]:
 
 
 def get_pass(name: str) -> Pass:
-    """Create the pass registered under the name. Raises PassError naming the nearest."""
+    """Create the pass registered under the name. Raises PassError listing the passes."""
     if name not in _PASS_FACTORIES:
         raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_PASS_FACTORIES))}")
     return _PASS_FACTORIES[name]()
@@ -129,7 +129,7 @@ class Pass:
             failure = error  # the lambda's, as Python unbinds the other name
             context.notify(lambda instrument: instrument.run_failed(module, info, failure))
             raise
-        _expect_module(result, self.name, "made")
+        _expect_module(result, self.name, "returned")
         LOG.debug("pass %s: %.1f ms", self.name, 1e3 * (time.perf_counter() - started))
         context.notify(lambda instrument: instrument.run_after_pass(result, info))
         return result
@@ -151,7 +151,7 @@ def _expect_module(value: object, name: str, verb: str) -> None:
     if not isinstance(value, IRModule):
         hint = "; wrap it: IRModule.from_expr(...)" if isinstance(value, BaseFunc) else ""
         raise PassError(
-            f"pass {name!r} takes and gives IRModule, {verb} {type(value).__name__}{hint}"
+            f"pass {name!r} {verb} a {type(value).__name__}, expected an IRModule{hint}"
         )
 
 
@@ -170,8 +170,8 @@ class FunctionPass(Pass):
 class Sequential(Pass):
     """Sequence of passes, itself a pass; members may be given by name.
 
-    The context decides of each member whether it runs, by its opt level and its lists, but of those
-    that are `needed`. Raises PassError where one of these is disabled.
+    The context decides whether a member runs, by its opt level and its lists, except for members
+    that have a `reason` (`required_member`). Raises PassError where one of these is disabled.
     """
 
     __slots__ = ("passes",)

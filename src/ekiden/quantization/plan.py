@@ -177,12 +177,12 @@ class QuantPlan:
         return QuantPlan(self.recipe, tuple(rows))
 
     def with_model_times(self, float_us: float, quantised_us: float) -> QuantPlan:
-        """Return the plan with the times of the whole models; if the speed-up is below `gain`, all
-        layers stay in floats.
+        """Return the plan with the latencies of the float and the quantised model, in
+        microseconds; if the speed-up is below `gain`, all layers stay in floats.
         """
         rows, gain = self.layers, float_us / quantised_us
         if gain < self.recipe.gain:
-            why = f"the whole {gain:.2f} times as fast, {self.recipe.gain:g} wanted"
+            why = f"the model is {gain:.2f} times as fast, {self.recipe.gain:g} is required"
             rows = tuple(row if row.kind == "float" else row.keep_float(why) for row in rows)
         return QuantPlan(self.recipe, rows, float_us, quantised_us)
 

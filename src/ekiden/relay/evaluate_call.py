@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, Array, Op
-from ekiden.relay.op._interpreted_reference import InterpretedReference
+from ekiden.relay.op._interpreter_fallback import InterpretedReference
 from ekiden.runtime.errors import EkidenError, RunError
 from ekiden.tir.interpreter_limits import StepBudget
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ekiden.ir.deep_recursion import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.expr import GlobalVar
-from ekiden.ir.fresh_stack import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.op import Op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import (

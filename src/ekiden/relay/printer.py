@@ -357,7 +357,7 @@ class _BodyPrinter:
                 assert isinstance(expr, Let)
                 block = self.scopes.nested_blocks.get((expr, 0)) or self.scopes.block_by_expr[expr]
                 block.lines += _binding_lines(
-                    f"let {self.printer.print_param(expr.var)} = ", self.use_lines(expr.value)
+                    f"let {self.printer.print_param(expr.var)} = ", self.expr_lines(expr.value)
                 )
             elif expr not in self.scopes.tail_lets:
                 self._print_expr(expr)
@@ -390,18 +390,18 @@ class _BodyPrinter:
             notes.append(f"span={span}")
         return f"/* {', '.join(notes).replace('*/', '* /')} */" if notes else ""
 
-    def use_lines(self, expr: Expr) -> list[str]:
+    def expr_lines(self, expr: Expr) -> list[str]:
         """Return an expression's text at a use."""
         lines = self.lines_by_expr.get(expr)
         return [self.printer.print_atom(expr)] if lines is None else lines
 
     def operand_text(self, expr: Expr) -> str:
         """Return an operand's text, always one line."""
-        return "\n".join(self.use_lines(expr))
+        return "\n".join(self.expr_lines(expr))
 
     def block_lines(self, block: PrintBlock) -> list[str]:
         """Return the lines of a finished block."""
-        return [*block.lines, *self.use_lines(block.result)]
+        return [*block.lines, *self.expr_lines(block.result)]
 
     def nested_lines(self, expr: Expr, index: int = 0) -> list[str]:
         """Return the indented lines of an expression's block."""

@@ -50,12 +50,12 @@ def server_source_dir() -> Path:
 
 
 def web_source_dir() -> Path:
-    """Return the sources of the WebAssembly platform layer and the JavaScript package."""
+    """Return the folder of the WebAssembly platform layer and the JavaScript package."""
     return pathlib.Path(_RUNTIME_FOLDER, "web")
 
 
 def micro_source_dir() -> Path:
-    """Return the sources of microcontroller programs around a model in C."""
+    """Return the folder of the C sources for microcontrollers: start-up, board, RPC."""
     return pathlib.Path(_RUNTIME_FOLDER, "micro")
 
 

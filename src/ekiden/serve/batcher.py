@@ -119,7 +119,7 @@ class PendingArrivals:
         self._count -= 1
 
     @property
-    def is_zero(self) -> bool:
+    def none_waiting(self) -> bool:
         """Return whether all arrived requests have started."""
         return self._count <= 0
 

@@ -235,7 +235,7 @@ class HttpApplication:
             response = await engine.infer(infer_request)
         else:
             with CancelOnDisconnect(request.scope):
-                response = await engine.infer(infer_request, engine.arrivals.is_zero)
+                response = await engine.infer(infer_request, engine.arrivals.none_waiting)
         infer_request.inputs.clear()
         if is_short_answer(infer_request, response):
             pieces, length = serialize_infer_response(infer_request, response)

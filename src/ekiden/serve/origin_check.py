@@ -55,14 +55,14 @@ class OriginChecker:
             and scope["path"] != PAGE_PATH
         ):
             # A GET too: an image's address can name a model, which is then loaded on demand.
-            raise RequestError("a page of another origin may not ask this server", "forbidden")
+            raise RequestError("requests of pages of other origins are refused", "forbidden")
 
     def _check_host(self, host: bytes) -> None:
         name = strip_port(host)
         if not self._is_own_host(name):
             raise RequestError(
-                f"host '{name[:64]}': this server answers to localhost and to addresses; others"
-                f" stand in 'allowed_hosts' of serve.toml",
+                f"host '{name[:64]}': only localhost, IP addresses and the 'allowed_hosts' of"
+                " serve.toml are answered",
                 "forbidden",
             )
         if len(self._accepted) < MAX_CACHED_HOSTS:
@@ -82,7 +82,7 @@ class OriginChecker:
         _, _, origin_host = origin.partition(b"://")
         if origin_host and (origin_host == host or strip_port(origin_host) in self._pages):
             return
-        raise RequestError("a page of another origin may not ask this server", "forbidden")
+        raise RequestError("requests of pages of other origins are refused", "forbidden")
 
 
 def strip_port(host: bytes) -> str:

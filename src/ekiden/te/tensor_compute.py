@@ -83,7 +83,9 @@ class IntrinsicCall(InstructionCall):
         return TensorComputeOp(name, tag, attrs, axis, bodies, self.intrin, own, len(sums))
 
     def _source_exprs(self, at: dict[Var, PrimExpr]) -> list[PrimExpr]:
-        """Return the expressions that are computed or summed, reading from the call's tensors."""
+        """Return the instruction's bodies, or the sources of its reduction, with loads redirected
+        to the bound regions.
+        """
         region_of = dict(zip(self.inputs, self.regions, strict=True))
 
         def redirect_to_region(e: PrimExpr) -> PrimExpr:

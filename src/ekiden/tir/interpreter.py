@@ -72,8 +72,8 @@ class _InterpreterRuntime:
     def store(
         array: Array, index: Index, value: Array, name: str, mask: Array | None = None
     ) -> None:
-        """Store an element, or the lanes enabled by the mask. Raises as `_check` does for an index
-        outside; disabled lanes may have any index.
+        """Store an element, or the lanes enabled by the mask. Raises as `_check_bounds` does for an
+        index outside; disabled lanes may have any index.
         """
         if mask is not None:
             enabled = np.asarray(mask, bool)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ekiden.ir.fresh_stack import MAX_RECURSION_LEVELS, call_on_fresh_stack
+from ekiden.ir.deep_recursion import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, expr_leaves, post_order, rebuild, rewrite

@@ -25,7 +25,8 @@ from typing import TypeAlias
 
 from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.micro_module import Location, MemorySpace, Routine, Statement
-from ekiden.backend.crt.program_values import (
+from ekiden.backend.crt.read_routine import RoutineReader
+from ekiden.backend.crt.value_locations import (
     NO_LEAF,
     NO_LOCATION,
     DraftStatement,
@@ -34,7 +35,6 @@ from ekiden.backend.crt.program_values import (
     StorageOffset,
     ValueLeaf,
 )
-from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.ir.prim import IntImm, const
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.memory.storage_in_place import merge_requests

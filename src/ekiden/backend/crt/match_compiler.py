@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ekiden.backend.crt import micro_module as crt
-from ekiden.backend.crt.program_values import Value
+from ekiden.backend.crt.value_locations import Value
 from ekiden.backend.vm.bytecode_emitter import ScopeIterator
 from ekiden.backend.vm.decision_tree import MatchLeaf, Path, TagTest, decision_tree
 from ekiden.ir.expr import RelayExpr

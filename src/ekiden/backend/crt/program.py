@@ -7,8 +7,8 @@ from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.micro_module import Location, MemorySpace
-from ekiden.backend.crt.program_values import ListClass, ValueLeaf
 from ekiden.backend.crt.value_layout import LeafType, TypeLayouts
+from ekiden.backend.crt.value_locations import ListClass, ValueLeaf
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.storage_lifetimes import StorageRequest

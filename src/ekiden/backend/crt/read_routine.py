@@ -22,7 +22,9 @@ from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.match_compiler import read_match
 from ekiden.backend.crt.micro_module import Location, MemorySpace
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
-from ekiden.backend.crt.program_values import (
+from ekiden.backend.crt.read_value import ValueReader
+from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
+from ekiden.backend.crt.value_locations import (
     NO_LEAF,
     DraftStatement,
     LeafMove,
@@ -31,8 +33,6 @@ from ekiden.backend.crt.program_values import (
     Value,
     ValueLeaf,
 )
-from ekiden.backend.crt.read_value import ValueReader
-from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.vm.bytecode_emitter import ScopeIterator, emit_scope
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op

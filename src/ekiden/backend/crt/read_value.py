@@ -20,7 +20,8 @@ from ekiden.backend.crt.program import (
     MicroProgram,
     RoutineSignature,
 )
-from ekiden.backend.crt.program_values import (
+from ekiden.backend.crt.value_layout import LeafKind, LeafType, tensor_bytes, unbounded_message
+from ekiden.backend.crt.value_locations import (
     NO_LEAF,
     DraftStatement,
     KnownClosure,
@@ -30,7 +31,6 @@ from ekiden.backend.crt.program_values import (
     Value,
     ValueLeaf,
 )
-from ekiden.backend.crt.value_layout import LeafKind, LeafType, tensor_bytes, unbounded_message
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op

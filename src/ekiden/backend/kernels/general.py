@@ -24,8 +24,8 @@ from ekiden.backend.kernels.general_encoding import (
     SizeTable,
     element_type_number,
 )
+from ekiden.backend.kernels.general_kernel_stages import split_stages
 from ekiden.backend.kernels.general_loop_splitting import split_into_boxes
-from ekiden.backend.kernels.general_stages import split_stages
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext

@@ -357,7 +357,9 @@ class _RecurrentLayer:
         names: list[str] = []
 
         def cell_values(b: Var, u: Var) -> tuple[PrimExpr, ...]:
-            """Return all states that a unit updates, in the order of `names`."""
+            """Return the new recurrent states of hidden unit `u` of row `b`, in the order of
+            `names`.
+            """
             changes = self.unit_update(t, phase, b, u)
             names.extend(changes)
             return tuple(changes.values())

@@ -23,7 +23,10 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.scope_tree import evaluation_order
 from ekiden.runtime.lazy_logger import LazyLogger
-from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown_warning
+from ekiden.runtime.profile.quantization_cost_warning import (
+    MIN_SLOWDOWN,
+    quantized_slowdown_warning,
+)
 from ekiden.target import Target
 
 if TYPE_CHECKING:

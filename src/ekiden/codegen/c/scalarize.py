@@ -112,7 +112,10 @@ class _LaneScalarizer:
         return None
 
     def _scalarize_ramp(self, e: Ramp) -> PrimExpr | None:
-        """Return `base + i * stride` where a vector began at `base + i * lanes * stride`."""
+        """Return a ramp's index of one lane; None if its base is not affine in the loop variable.
+
+        A vector at `base + i * lanes * stride` has the lanes `base + i * stride`.
+        """
         if not isinstance(e.stride, IntImm) or e.lanes != self.lanes:
             return None
         step = const(self.lanes * e.stride.value, e.base.dtype)

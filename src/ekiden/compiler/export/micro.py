@@ -15,7 +15,7 @@ from ekiden.backend.crt.value_layout import unbounded_message
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe_main, import_model
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule

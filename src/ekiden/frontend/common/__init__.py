@@ -1,7 +1,7 @@
 """Infrastructure shared by all importers.
 
     options              the user's import options
-    imported_module      the importer's result
+    import_result        the importer's result
     main_builder         the function under construction: its inputs and outputs
     scope                symbols, blocks, expressions
     dim_facts            facts about dimensions, learnt from import attempts

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from ekiden.arith import prove_equal, simplify, substitute
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule

@@ -11,8 +11,8 @@ from jax.export import Exported
 from jaxlib.mlir import ir
 
 from ekiden._lazy import load_module
-from ekiden.frontend.common.imported_module import ImportedModule
-from ekiden.frontend.common.library_errors import check_readable
+from ekiden.frontend.common.error_translation import check_readable
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.jax.export import (
     argument_names,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import export
 
-from ekiden.frontend.common.library_errors import translate_errors
+from ekiden.frontend.common.error_translation import translate_errors
 from ekiden.runtime.debug.short_repr import short_repr
 from ekiden.runtime.errors import ImportModelError
 

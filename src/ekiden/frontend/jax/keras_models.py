@@ -14,7 +14,7 @@ import jax
 import keras
 from jax import export
 
-from ekiden.frontend.common.library_errors import check_readable, translate_errors
+from ekiden.frontend.common.error_translation import check_readable, translate_errors
 from ekiden.frontend.common.value import sanitize_name
 from ekiden.runtime.errors import ImportModelError
 

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.graph_walk import GraphWalk
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
 from ekiden.frontend.onnx.importer import import_onnx

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.frontend.common.rank_cases import to_program_output
@@ -70,7 +70,7 @@ def from_onnx(
         freeze_params: whether floating-point weights become constants.
 
     Returns:
-        The module; its attributes are described in ekiden.frontend.common.imported_module.
+        The module; its attributes are described in ekiden.frontend.common.import_result.
 
     Raises:
         ImportModelError: the model is broken.

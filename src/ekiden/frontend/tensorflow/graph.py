@@ -155,7 +155,7 @@ class GraphImporter:
                 waiting.pop()
                 continue
             needed = [
-                n for n in self._unbound_producers(name) if n not in done and n not in self.failed
+                n for n in self._unconverted_inputs(name) if n not in done and n not in self.failed
             ]
             if name in open_ or not needed:
                 waiting.pop()
@@ -169,7 +169,7 @@ class GraphImporter:
             waiting += reversed(needed)
         return list(done)
 
-    def _unbound_producers(self, name: str) -> list[str]:
+    def _unconverted_inputs(self, name: str) -> list[str]:
         """Return the producers that must be imported before a node."""
         tensors = self._input_tensors(self.plan.find_node(name))
         return [producer_name(t) for t in tensors if self._lookup(t) is None]

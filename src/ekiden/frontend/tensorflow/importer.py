@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.rank_cases import to_program_output

@@ -22,7 +22,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
-from ekiden.frontend.common.library_errors import check_readable, translate_errors
+from ekiden.frontend.common.error_translation import check_readable, translate_errors
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.check_arity import check_arity, iter_all_nodes
 from ekiden.runtime.artifact.metadata import OBJECT_DTYPE

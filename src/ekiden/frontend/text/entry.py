@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.relay.parser import parse

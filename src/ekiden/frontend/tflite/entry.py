@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.tflite.importer import import_tflite
 

@@ -11,7 +11,7 @@ import torch
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.imported_module import ImportedModule
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.effects import is_effect_token

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from ekiden.frontend.torch import special_functions
 from ekiden.frontend.torch.adjoints import ADJOINTS, make_antialias_backward
-from ekiden.frontend.torch.fused_decompositions import (
-    multi_head_attention,
-    transformer_encoder_layer,
-)
 from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
 from ekiden.frontend.torch.meta_kernels import is_vector_rhs
 from ekiden.frontend.torch.selection_decompositions import (
     SELECTION_DECOMPOSITIONS,
     broadcast_tensors,
+)
+from ekiden.frontend.torch.transformer_decompositions import (
+    multi_head_attention,
+    transformer_encoder_layer,
 )
 
 SUM, MEAN, MAX = range(3)

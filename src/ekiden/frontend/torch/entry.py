@@ -8,8 +8,8 @@ import os
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.common.imported_module import ImportedModule
-from ekiden.frontend.common.library_errors import check_readable
+from ekiden.frontend.common.error_translation import check_readable
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.torch.example_inputs import warn_about_training_mode
 from ekiden.frontend.torch.export import (

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.common.imported_module import ImportedModule
-from ekiden.frontend.common.library_errors import translate_errors
+from ekiden.frontend.common.error_translation import translate_errors
+from ekiden.frontend.common.import_result import ImportedModule
 from ekiden.frontend.torch.decompositions import DECOMPOSITIONS
 from ekiden.frontend.torch.example_inputs import (
     check_examples,

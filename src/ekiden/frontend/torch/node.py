@@ -20,7 +20,7 @@ import torch
 
 from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common import node as common
-from ekiden.frontend.common.library_errors import format_source_line
+from ekiden.frontend.common.error_translation import format_source_line
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value

@@ -14,7 +14,7 @@ from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.graph_walk import GraphWalk
-from ekiden.frontend.common.imported_module import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportedModule
 from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import attach_span

@@ -119,7 +119,7 @@ class CachePlane:
 
     @property
     def size(self) -> int:
-        """Return the plane's elements in the cache."""
+        """Return the number of cache elements that a plane occupies, values and scales."""
         return (
             self.num_value_elements
             + self.page_tokens * CACHE_SCALE_DTYPE.itemsize * self.num_groups

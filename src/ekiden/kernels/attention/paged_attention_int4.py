@@ -143,7 +143,7 @@ class Int4PagedAttention(Int8PagedAttention):
 
     def product_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the query's step alone: keys are scaled before they are summed."""
-        return self.query_step(tile, row)
+        return self.query_scale(tile, row)
 
     def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
         """Emit nothing: the values of a token have several scales, which `values_at` applies."""

@@ -196,9 +196,9 @@ class Int8PagedAttention(PagedAttention):
         query's step.
         """
         scales = self.plane.load_scales(self.cache, base, token, self.lanes)
-        return Mul(scales, self.query_step(tile, row), self.float_vector_dtype)
+        return Mul(scales, self.query_scale(tile, row), self.float_vector_dtype)
 
-    def query_step(self, tile: PagedTile, row: int) -> PrimExpr:
+    def query_scale(self, tile: PagedTile, row: int) -> PrimExpr:
         """Return a query's quantisation step times the scale of scores."""
         step = self.quantized_query.step[self.query_row_index(tile, row)]
         return self.broadcast_scalar(Mul(step, const(self.score_scale, "float32"), "float32"))

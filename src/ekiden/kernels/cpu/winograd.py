@@ -64,8 +64,8 @@ from ekiden.kernels.micro_kernels.register_tiles import (
 from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
 from ekiden.kernels.spaces.winograd import (
     INT8_ARITHMETIC,
-    arithmetic_of,
     default_decision,
+    element_arithmetic,
     search_space,
 )
 from ekiden.target import Target
@@ -245,7 +245,7 @@ class _WinogradKernel:
         (self.channels,) = _constant_dims((channels,))
         (self.depth,) = _constant_dims(data.shape[3:])
         self.panels, self.steps, self.panel = _constant_dims(weight.shape)[1:4]
-        kind = arithmetic_of(self.anchor)
+        kind = element_arithmetic(self.anchor)
         self.elements_per_step = kind.elements_per_step
         up = self.tile_side - 1
         self.tiles_per_column = simplify((self.height + up) // self.tile_side)
@@ -452,7 +452,7 @@ class _WinogradKernel:
         line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
         prefetch = PanelPrefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
         ahead = prefetch.tile_prefetches(base, None)[1] if own else None
-        max_rows = max_register_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
+        max_rows = max_register_rows(vectors, self.target, element_arithmetic(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
         limit = self.decision.int_value("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
 

@@ -60,7 +60,9 @@ def scaled_group(
     (step, total), (scale, point) = row_factors, column_factors
 
     def term(group: PrimExpr) -> PrimExpr:
-        """Return the term of a group."""
+        """Return a quantization group's contribution: the product of the scales times the dot
+        product, corrected for the zero point.
+        """
         # sum(a * (q - point)) = sum(a * q) - point * sum(a)
         corrected = group_sums(group) - total(group) * cast(point(group), "int32")
         return cast(corrected, "float32") * (step(group) * scale(group))

@@ -33,8 +33,8 @@ from ekiden.kernels.quantized.int8_dot import NARROW_DOT_FEATURE
 from ekiden.kernels.spaces.winograd import (
     INT8_ARITHMETIC,
     TILE_SIDE_KNOB,
-    arithmetic_of,
     direct_cycles,
+    element_arithmetic,
     winograd_cycles,
 )
 from ekiden.target import Target
@@ -142,7 +142,7 @@ def _dot_cycles(products: int, chosen: KernelSelection, weight_dtype: str, targe
 
 def _winograd_cost(anchor: te.Tensor, target: Target) -> KernelCost | None:
     """Return the cost of an int8 Winograd convolution; None for a float one."""
-    kind = arithmetic_of(anchor)
+    kind = element_arithmetic(anchor)
     if kind is not INT8_ARITHMETIC:
         return None
     image, channels = _image_and_channels(anchor, operands_of(anchor)[0])

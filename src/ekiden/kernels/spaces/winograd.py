@@ -96,7 +96,7 @@ ASSUMED_IMAGE_SIDE = 32
 """Assumed image height and width where they are dynamic."""
 
 
-def arithmetic_of(anchor: te.Tensor) -> WinogradArithmetic:
+def element_arithmetic(anchor: te.Tensor) -> WinogradArithmetic:
     """Return the arithmetic of a convolution."""
     return (
         INT8_ARITHMETIC
@@ -138,7 +138,7 @@ def _matmul_sizes_per_point(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     tiles = simplify(n * ((height + (m - 1)) // m) * ((width + (m - 1)) // m))
     panel = known_extent(weight.shape[3])
     assert panel is not None, "weights are known"
-    kind = arithmetic_of(anchor)
+    kind = element_arithmetic(anchor)
     words = simplify((data.shape[3] + (kind.elements_per_step - 1)) // kind.elements_per_step)
     return MatmulSizes.from_dims(tiles, channels, words, kind.dtype), panel
 

@@ -38,7 +38,7 @@ from ekiden.relay.op._declare import (
     check_tuple_of_tensors,
     raise_type_error,
 )
-from ekiden.relay.op._interpreted_reference import InterpretedReference, LoopProgram
+from ekiden.relay.op._interpreter_fallback import InterpretedReference, LoopProgram
 from ekiden.te import Tensor
 from ekiden.tir import transform as tir_transform
 

@@ -23,7 +23,7 @@ from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
-from ekiden.relay.op._interpreted_reference import InterpretedReference, LoopProgram
+from ekiden.relay.op._interpreter_fallback import InterpretedReference, LoopProgram
 from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir import transform as tir_transform

@@ -24,7 +24,10 @@ from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.flame_chart import FlameBar, flame_chart
 from ekiden.runtime.profile.html import details_html, table_html
-from ekiden.runtime.profile.slowdown import parse_kernel_cycles, quantized_slowdown_warning
+from ekiden.runtime.profile.quantization_cost_warning import (
+    parse_kernel_cycles,
+    quantized_slowdown_warning,
+)
 
 MAX_EVENT_WORDS = 1 << 22
 """Maximum number of event words recorded per run; later calls are counted only."""
@@ -516,7 +519,7 @@ class _ProfileReader:
         return call, at
 
     def _read_device_copy(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
-        """Return the copy of an argument to its device as a call."""
+        """Parse a host-to-device copy of an argument; return its call and the next offset."""
         function, index, device_index, start, duration = words[at : at + 5]
         argument, at = _read_argument(words, at + 5)
         caller = self.functions[function]

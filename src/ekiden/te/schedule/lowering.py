@@ -126,7 +126,7 @@ class ScheduleDataflow:
             for n in range(copied.num_outputs):
                 self.tensor_map[source_op.output(n)] = copied.output(n)
 
-    def is_among(self, stage: Stage, operations: set[Operation]) -> bool:
+    def stage_belongs_to(self, stage: Stage, operations: set[Operation]) -> bool:
         """Return whether a stage's operation is among the program's operations."""
         op = stage.enclosing_scan or stage.op
         assert op is not None
@@ -203,7 +203,7 @@ class ScheduleLowering:
         stages = [
             s
             for s in schedule.stages
-            if isinstance(s.op, ComputeOp) and self.dataflow.is_among(s, operations)
+            if isinstance(s.op, ComputeOp) and self.dataflow.stage_belongs_to(s, operations)
         ]
         self._set_memory_scopes(schedule, operations)
         # Consumers before producers: compute_at needs the consumer's loops in their final form.
@@ -256,7 +256,11 @@ class ScheduleLowering:
     def _set_memory_scopes(self, schedule: Schedule, operations: set[Operation]) -> None:
         """Set the memory scopes of intermediates, before any move that depends on them."""
         for stage in schedule.stages:
-            if stage.is_input or not stage.scope or not self.dataflow.is_among(stage, operations):
+            if (
+                stage.is_input
+                or not stage.scope
+                or not self.dataflow.stage_belongs_to(stage, operations)
+            ):
                 continue
             assert stage.op is not None
             if (

@@ -271,7 +271,7 @@ def _is_on_reduce_axes(step: Step) -> bool:
 
 
 def _replay_leaves(stage: Stage) -> None:
-    """Update the axis lists to a stage's steps."""
+    """Recompute a stage's leaf and all-axes lists by replaying its splits and fuses."""
     steps, leaves = stage.steps, stage.leaf_iter_vars
     for step in steps:
         if isinstance(step, Split):

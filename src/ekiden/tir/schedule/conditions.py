@@ -331,7 +331,7 @@ def _region_body(
     is_unit = is_const(region.extent, 1)
     step: PrimExpr = const(0, var.dtype) if is_unit else var
     for inner_var, (begin, size) in region.parts.items():
-        body = _PartRectangle(inner_var, step * size + begin, size).visit(body)
+        body = _LoopRebaser(inner_var, step * size + begin, size).visit(body)
     analyzer.bind(var, 0, region.extent)
     body = substitute_and_simplify(body, {loop.loop_var: region.begin + step}, analyzer)
     return serial_loop(var, region.extent, body)
@@ -422,14 +422,14 @@ class _BlockReplacer(StmtMutator):
         return self._new if stmt is self._old else stmt
 
 
-class _PartRectangle(StmtMutator):
-    """A mutator of a loop over parts of equal size into one from 0."""
+class _LoopRebaser(StmtMutator):
+    """Mutator that rebases a loop over equal tiles to begin at 0."""
 
     def __init__(self, var: Var, begin: PrimExpr, size: int) -> None:
         self._var, self._begin, self._size = var, begin, size
 
     def visit_for(self, stmt: For) -> Stmt:
-        """Rebuild the loop; another one is entered."""
+        """Rebase the loop if it is the tiled one; otherwise visit its body."""
         if stmt.loop_var is not self._var:
             return stmt.with_fields(body=self.visit(stmt.body))
         var = Var(stmt.loop_var.name, stmt.loop_var.dtype)

@@ -82,13 +82,14 @@ from ekiden.tir.visitor import buffers_read, buffers_written, flatten_seq
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A row of the corrections: the reducer of the running value, the intrinsic of the factor, and
-    whether its argument is the element less the running value (else the reverse).
-    """
+    """Rescaling rule of sums that follow a running extreme, as in online softmax."""
 
     reducer: type[BinaryExpr]
+    """Reducer of the running value."""
     intrinsic: str
+    """Intrinsic of the factor."""
     element_first: bool
+    """Whether its argument is the element less the running value, else the reverse."""
 
 
 CORRECTIONS = (

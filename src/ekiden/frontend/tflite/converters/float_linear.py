@@ -11,7 +11,7 @@ from ekiden.frontend.common.matmul import broadcast_matmul
 from ekiden.frontend.common.sliding_window import Window
 from ekiden.frontend.tflite.converters import hybrid_linear as hybrid
 from ekiden.frontend.tflite.converters import integer_linear as integer
-from ekiden.frontend.tflite.converters.matmul_rows import (
+from ekiden.frontend.tflite.converters.flatten_leading_axes import (
     add_bias_and_activate,
     flatten_rows,
     restore_leading_axes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.frontend.common.sliding_window import pad_window
-from ekiden.frontend.tflite.converters.matmul_rows import (
+from ekiden.frontend.tflite.converters.flatten_leading_axes import (
     add_bias_and_activate,
     flatten_rows,
     restore_leading_axes,

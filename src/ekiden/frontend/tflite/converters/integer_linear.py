@@ -7,7 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.tflite.converters.matmul_rows import flatten_rows, restore_leading_axes
+from ekiden.frontend.tflite.converters.flatten_leading_axes import (
+    flatten_rows,
+    restore_leading_axes,
+)
 from ekiden.frontend.tflite.converters.window_geometry import (
     ConvGeometry,
     read_pool_window,

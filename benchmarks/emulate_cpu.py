@@ -1,6 +1,6 @@
 """Run a command as on a processor with fewer features, for engines that choose kernels by CPUID.
 
-    python benchmarks/as_processor.py x86-64-v3 python benchmarks/integer_products.py \
+    python benchmarks/emulate_cpu.py x86-64-v3 python benchmarks/integer_products.py \
         --target "llvm -mcpu=x86-64-v3"
 
 Clears the bits of all features of the feature table that the processor of that name lacks
@@ -30,7 +30,7 @@ def hidden_feature_bits(cpu: str) -> str:
     row = PROCESSORS.get(cpu)
     if row is None or row.architecture != X86:
         names = ", ".join(n for n, r in PROCESSORS.items() if r.architecture == X86)
-        sys.exit(f"as_processor: expected one of {names}, got {cpu!r}")
+        sys.exit(f"emulate_cpu: expected one of {names}, got {cpu!r}")
     bits, available = dict.fromkeys(HIDDEN_WORDS, 0), feature_closure(X86, row.features)
     for (architecture, name), feature in FEATURE_TABLE.items():
         word, bit = feature.place
