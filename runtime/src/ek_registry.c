@@ -154,7 +154,7 @@ static int is_file_cut(void *self, const ek_value *args, int32_t nargs, ek_value
   return 0;
 }
 
-/* (an address, bytes): lets what is guarded of them go from memory. */
+/* (an address, bytes): release the guarded pages among them from memory (MADV_DONTNEED). */
 static int drop_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_INT, EK_INT};
   (void)self;

@@ -602,11 +602,13 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
         Knob("rows", descending_range(max_register_rows(2, target)), "queries of a tile"),
         Knob(
-            "own", PREFETCH_DISTANCES, "steps by which panels are brought to the first cache ahead"
+            "own",
+            PREFETCH_DISTANCES,
+            "L1 prefetch distance of panels, in steps of k",
         ),
-        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
-        Knob("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
-        Knob("split", ("heads", "rows"), "what threads share"),
+        Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
+        Knob("values", ("direct", "copied"), "how values are read, if they fill whole vectors"),
+        Knob("split", ("heads", "rows"), "what is divided among threads"),
     )
 
 

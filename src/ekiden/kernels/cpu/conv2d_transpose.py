@@ -351,9 +351,11 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "pixels of a tile"),
         Knob(
-            "own", PREFETCH_DISTANCES, "steps by which a panel is brought to the first cache ahead"
+            "own",
+            PREFETCH_DISTANCES,
+            "L1 prefetch distance of a panel, in steps of k",
         ),
-        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
     )
 
 

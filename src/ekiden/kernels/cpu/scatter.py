@@ -233,7 +233,7 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
 
 def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a scatter of slices."""
-    return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
+    return (Knob("ahead", PREFETCH_DISTANCES, "prefetch distance of rows, in updates"),)
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:

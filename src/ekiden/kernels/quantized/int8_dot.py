@@ -150,7 +150,7 @@ def dot_instruction_knobs(
         instructions = (matrices, *instructions)
     elif not is_integer:
         return ()
-    return (Knob("dot", instructions, "how words of a few neighbours are multiplied"),)
+    return (Knob("dot", instructions, "dot-product instruction of words of adjacent elements"),)
 
 
 def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:

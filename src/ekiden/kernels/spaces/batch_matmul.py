@@ -148,7 +148,7 @@ class BatchMatmulSizes:
 def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a product of computed matrices."""
     sizes = BatchMatmulSizes.from_anchor(anchor, target)
-    own = "steps by which a copied panel is brought to the first cache ahead"
+    own = "L1 prefetch distance of a copied panel, in steps of k"
     return (
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
         Knob("rows", descending_range(MAX_PRODUCT_TILE_ROWS), "rows of a tile"),
@@ -157,9 +157,9 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
             tuple(sorted(sizes.supported_methods(MAX_PANEL_VECTORS))),
             "how the right matrix is read",
         ),
-        Knob("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
+        Knob("ahead", ("first", "second"), "cache into which the next copied panel is prefetched"),
         Knob("own", PREFETCH_DISTANCES, own),
-        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
     )
 
 

@@ -193,10 +193,10 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("order", ("panel", "row"), "the outer loop: panels, or pixels"),
         Knob("k_block", (0, *sizes.k_block_domain()), "steps of k of a block; 0: all"),
         Knob("own", PREFETCH_DISTANCES,
-             "steps by which a panel is brought to the first cache ahead"),
+             "L1 prefetch distance of a panel, in steps of k"),
         Knob("spread", blocking.panel_prefetch_domain(),
-             "tiles that bring the next panel to the second"),
-        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
+             "tiles that prefetch the next panel into L2"),
+        Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
         *dot_instruction_knobs(weight, target, matrices=matrices),
     )
     # fmt: on

@@ -155,10 +155,10 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         tile_side_knob(),
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "output tiles of a register tile"),
-        Knob("block", blocks, "output tiles whose three steps follow one another"),
+        Knob("block", blocks, "output tiles that pass through the three stages together"),
         Knob("own", PREFETCH_DISTANCES,
-             "steps by which a panel is brought to the first cache ahead"),
-        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
+             "L1 prefetch distance of a panel, in steps of k"),
+        Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
     )
     # fmt: on
 
