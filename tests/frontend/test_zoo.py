@@ -144,7 +144,7 @@ def test_small_results_are_compared_by_their_size(zoo: ModuleType) -> None:
 
 
 def test_table_counts_measured_models(zoo: ModuleType) -> None:
-    same = {"package": "timm", "road": "export", "sizes": "static"}
+    same = {"package": "timm", "frontend": "export", "sizes": "static"}
     lines = [
         {
             **same,

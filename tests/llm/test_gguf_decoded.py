@@ -65,15 +65,19 @@ def test_a_file_with_such_types_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("code", [2, 16, 39])
-@pytest.mark.parametrize("shape", [(0, 256), (2, 0), (0, 0)])
-def test_a_tensor_without_blocks_is_refused(
-    tmp_path: Path, code: int, shape: tuple[int, int]
+def test_tensors_without_blocks_are_refused_and_without_rows_are_empty(
+    tmp_path: Path, code: int
 ) -> None:
-    extents = struct.pack("<QQ", *reversed(shape))
-    head = struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + struct.pack("<Q1sI", 1, b"w", 2)
-    (tmp_path / "a.gguf").write_bytes(head + extents + struct.pack("<IQ", code, 0) + bytes(64))
-    with pytest.raises(LoadError, match="no whole blocks"):
-        GGUFFile(tmp_path / "a.gguf")["w"]
+    def read(*shape: int) -> Weight:
+        extents = struct.pack("<QQ", *reversed(shape))
+        head = struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + struct.pack("<Q1sI", 1, b"w", 2)
+        (tmp_path / "a.gguf").write_bytes(head + extents + struct.pack("<IQ", code, 0) + bytes(64))
+        return GGUFFile(tmp_path / "a.gguf")["w"]
+
+    for shape in ((2, 0), (0, 0)):
+        with pytest.raises(LoadError, match="no whole blocks"):
+            read(*shape)
+    assert read(0, 256).shape == (0, 256)
 
 
 def test_a_grid_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,8 @@ class GGUFFile(Mapping[str, Weight]):
         self._bytes.check()
         stored = self._data[tensor.at : tensor.at + size].view(dtype).reshape(shape)
         if decoded is not None:
+            if not stored.size:  # reshapes of the decoders infer an extent, which 0 leaves open
+                return Weight.of(name, np.empty(tensor.shape, np.float32))
             return decoded.decode(name, stored)
         assert format is not None
         return Weight(name, format, tensor.shape, stored)
@@ -235,7 +237,7 @@ def _block_layout(
     shape: tuple[int, ...], format: str, values: int, block_bytes: int, where: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the stored shape and dtype of blocks. Raises LoadError for rows of broken ones."""
-    if not shape or 0 in shape or shape[-1] % values:
+    if not shape or not shape[-1] or shape[-1] % values:
         raise LoadError(f"{where}: shape {shape}: no whole blocks of {values} of {format}")
     return (*shape[:-1], shape[-1] // values, block_bytes), np.dtype("u1")
 
