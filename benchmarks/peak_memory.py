@@ -27,8 +27,8 @@ import onnx
 import onnx.numpy_helper
 import onnxruntime
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "road"))
-from road_models import cached_model, light_model
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "end_to_end"))
+from network_models import cached_model, light_model
 
 import ekiden
 

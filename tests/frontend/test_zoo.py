@@ -29,7 +29,7 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "name", "road", "sizes"),
+    ("package", "name", "frontend", "sizes"),
     [
         ("timm", "test_resnet", "export", "dynamic"),
         ("timm", "test_vit", "onnx", "static"),
@@ -39,10 +39,10 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ],
 )
 def test_models_of_packages_agree(
-    zoo: ModuleType, package: str, name: str, road: str, sizes: str
+    zoo: ModuleType, package: str, name: str, frontend: str, sizes: str
 ) -> None:
     _needs(package)
-    line = zoo.measure_model(package, name, road, sizes, 1)
+    line = zoo.measure_model(package, name, frontend, sizes, 1)
     assert line["state"] == "agrees", line
 
 
