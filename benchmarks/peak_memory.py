@@ -27,6 +27,7 @@ import onnx
 import onnx.numpy_helper
 import onnxruntime
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "end_to_end"))
 from network_models import cached_model, light_model
 
