@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executable.pytree import PytreeInputs, PytreeLeaf
 
@@ -29,9 +29,7 @@ def executable() -> ekiden.Executable:
     doubled = [relay.op.add(v, v) for v in variables]
     module = ekiden.IRModule({"main": relay.Function(variables, relay.Tuple(doubled))})
     outputs = tuple(f"out{i}" for i in range(len(NAMES)))
-    return ekiden.compile(
-        ImportedModule(module, input_names=NAMES, output_names=outputs).to_module()
-    )
+    return ekiden.compile(ImportResult(module, input_names=NAMES, output_names=outputs).to_module())
 
 
 def numbers(results: Any) -> list[float]:  # noqa: ANN401

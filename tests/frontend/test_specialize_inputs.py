@@ -10,7 +10,8 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.runtime.errors import CompileError, ImportModelError
+from ekiden.ir.prim import SizeVar
+from ekiden.runtime.errors import CompileError, EkidenError, ImportModelError
 
 PROGRAM = """
 #[version = "0.0.5"]
@@ -76,6 +77,26 @@ def test_a_shape_that_the_program_excludes_is_refused(
     with pytest.raises(ImportModelError) as caught:
         ekiden.compile(relay.parse(PROGRAM), shape=shape)
     assert str(caught.value) == message
+
+
+def test_the_bound_of_a_symbol_is_kept() -> None:
+    x = relay.var("x", shape=(SizeVar("n", upper=8), SizeVar("m"), 3))
+    function = relay.Function([x], relay.nn.relu(x))
+    assert ekiden.compile(function, shape={"x": (8, 9, 3)}).inputs[0].shape == (8, 9, 3)
+    renamed = ekiden.compile(function, shape={"x": ("rows", None, 3)})
+    assert renamed.inputs[0].shape == ("rows", "m", 3)
+    with pytest.raises(EkidenError):
+        renamed(np.zeros((9, 1, 3), "float32"))
+    for rows in (9, "m"):
+        with pytest.raises(ImportModelError) as caught:
+            ekiden.compile(function, shape={"x": (rows, 2 if rows == 9 else None, 3)})
+        assert str(caught.value) == f"shape of 'x': dimension 'n' is at most 8, not {rows}"
+
+
+def test_more_elements_than_memory_has_addresses_are_refused_by_input() -> None:
+    x = relay.var("x", shape=(SizeVar("n"), 3))
+    with pytest.raises(ImportModelError, match="^shape of 'x': a tensor's type: no more than"):
+        ekiden.compile(relay.Function([x], relay.nn.relu(x)), shape={"x": (1 << 70, 3)})
 
 
 def test_inputs_that_are_no_tensors_have_no_shape() -> None:

@@ -36,7 +36,7 @@ from tensor_steps import TensorSteps
 
 from agreement import Array, flatten
 from ekiden import byoc, relay
-from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportResult
 from ekiden.ir.expr import BaseFunc
 from ekiden.relay import (
     Call,
@@ -215,7 +215,7 @@ def _with_state_names(module: IRModule, main: Function) -> IRModule:
     assert isinstance(main.body, Tuple)
     inputs = tuple(p.name_hint for p in main.params)
     outputs = *(f"y{i}" for i in range(len(main.body.fields) - 1)), "s"
-    return ImportedModule(module, inputs, outputs, states=("s",)).to_module()
+    return ImportResult(module, inputs, outputs, states=("s",)).to_module()
 
 
 def _with_states_and_regions(module: IRModule, maker: Maker, has_state: bool) -> Program:

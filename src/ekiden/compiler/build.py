@@ -17,7 +17,7 @@ from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_full_tier
 from ekiden.codegen.build import get_code_generator
 from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.frontend.common.sum_value import is_sum_type
@@ -219,7 +219,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     flushes = [flushes_denormals(variant_target) for variant_target in config.primitive_targets]
     with mapped_files.allow_mapped_borrowing() as files:
         module = import_model(model, options.inputs)
-    imported = ImportedModule.from_module(module)
+    imported = ImportResult.from_module(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _declare_conditions(NameDimensions()(InferType()(module)))
@@ -260,7 +260,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
 
 
 def _artifact_metadata(
-    module: IRModule, imported: ImportedModule, config: CompilationConfig, options: CompileOptions
+    module: IRModule, imported: ImportResult, config: CompilationConfig, options: CompileOptions
 ) -> dict[str, object]:
     """Return the metadata of an artifact other than its inputs and outputs."""
     metadata: dict[str, object] = {
@@ -297,7 +297,7 @@ def describe_main(module: IRModule) -> dict[str, object]:
     assert isinstance(main, Function)
     kinds = [p.checked_type for p in main.params]
     results = _flatten_fields(main.body.checked_type)
-    imported = ImportedModule.from_module(module)
+    imported = ImportResult.from_module(module)
     names = imported.input_names or [p.name_hint for p in main.params]
     out_names = imported.output_names or [f"output{i}" for i in range(len(results))]
     inputs = [_describe_value(n, k, imported) for n, k in zip(names, kinds, strict=True)]
@@ -331,7 +331,7 @@ def _flatten_fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe_value(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
+def _describe_value(name: str, kind: Type, imported: ImportResult) -> dict[str, object]:
     if isinstance(kind, TensorType) and name in imported.texts:
         return {
             "name": name,

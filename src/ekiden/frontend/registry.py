@@ -25,14 +25,14 @@ from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.frontend.common.import_result import ImportedModule
+    from ekiden.frontend.common.import_result import ImportResult
     from ekiden.frontend.common.survey import Survey
 
 
 class FrontendEntry(Protocol):
     """Interface of a frontend's module `entry`."""
 
-    def import_model(self, model: object, options: ImportOptions) -> ImportedModule:
+    def import_model(self, model: object, options: ImportOptions) -> ImportResult:
         """Import a model that the frontend accepts.
 
         Raises ImportModelError for a broken one, and UnsupportedError listing every node that
@@ -491,7 +491,7 @@ def accepted_models() -> str:
     )
 
 
-def import_by_frontend(model: object, options: ImportOptions) -> ImportedModule:
+def import_by_frontend(model: object, options: ImportOptions) -> ImportResult:
     """Import a model by the frontend of its format.
 
     Raises CompileError for an object that no frontend accepts, and for options that the frontend

@@ -1,10 +1,9 @@
 """PrimExpr: scalar expressions of shapes, indices and kernel arithmetic.
 
-    PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
+    PrimExpr = Var | IntImm | FloatImm | AnyDim | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
                EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
 tir adds loads and vectors. Python operators build expressions and fold constants on the way; `//`
-and `%` are floor division and floor modulo. `==` and `!=` give a Comparison: where an expression is
-expected it is EQ or NE, and its truth is that of identity, so that nodes can be dictionary keys.
+and `%` are floor division and floor modulo; `==` and `!=` give a DeferredComparison.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 ExprLike = Union["PrimExpr", int, float, bool]
 
 
-# Two ways to make a node. The class makes exactly that node, as the printer shows it, the parser
-# reads it and tests write it: `Add(x, const(0))` stays one. `binary` and the operators fold on the
-# way: what passes make passes through them, so that no pass has to look for x + 0. Neither knows
-# anything of variables; that is the Analyzer's (`ekiden.arith`).
+# Two ways to build a node. A class builds exactly that node, as parser and tests need it:
+# `Add(x, const(0))` stays one. `fold_binary` and the operators fold, so that no pass has to look
+# for x + 0. What is known of variables is the Analyzer's (`ekiden.arith`).
 class PrimExpr(Node):
     """Scalar (or, in TIR, vector) expression. Every subclass's last field is `dtype`."""
 
@@ -131,14 +129,11 @@ class PrimExpr(Node):
             return NotImplemented
         return DeferredComparison(NE, self, rhs)  # type: ignore[return-value]
 
-    # `==` has to give an expression, and nodes have to be dictionary keys, where Python asks `==`
-    # for a truth. Both are one object's: Comparison, which is an expression where one is wanted and
-    # the answer of `is` where a bool is.
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
         """Return the expression `EQ(self, other)`; two calls of vscale() are equal."""
-        if _is_vscale(self) and _is_vscale(other):
+        if all(isinstance(e, Intrinsic) and e.op == "vscale" for e in (self, other)):
             # Nodes of calls are distinct objects, but the value is fixed for the machine.
             return const(True)
         return fold_binary(EQ, self, other)
@@ -154,8 +149,8 @@ class PrimExpr(Node):
 
 
 class DeferredComparison:
-    """Result of `==` and `!=`: an expression where one is expected, identity where a bool is (TVM's
-    EqualOp and NotEqualOp).
+    """Result of `==` and `!=`: an expression where one is expected, identity where a bool is, so
+    that nodes can be dictionary keys (TVM's EqualOp and NotEqualOp).
 
     te.if_then_else(i == 0, x, y)     the expression `i == 0`
     {i: 1}[i]; i in variables         the same object, as for all nodes
@@ -558,9 +553,7 @@ _interned_op_name: Callable[[str], OpName] = cache(OpName)
 
 
 def _bitwise_op(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Build a bitwise operation on integers of one dtype. Raises TypeError for what are no integers
-    of one dtype.
-    """
+    """Build a bitwise operation. Raises TypeError for operands but integers of one dtype."""
     x, y = convert_operands(a, b)
     if x.dtype != y.dtype or dt.is_float(x.dtype):
         raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
@@ -571,15 +564,15 @@ def _bitwise_op(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """Return a constant, broadcast to all lanes for a vector dtype.
 
-    The dtype defaults to int64, float32 or bool by the Python type. What stands for an expression
-    (a Comparison, an axis) gives that expression. Raises ExpressionError for what stands for none.
+    The dtype defaults to int64, float32 or bool by the Python type. An object with `asobject` (a
+    DeferredComparison, an axis) gives its expression. Raises ExpressionError if it has none.
     """
     source: object = value
     if type(source) is int and dtype in _INDEX_DTYPES:
         return IntImm(source, dtype)
     if not isinstance(source, (int, float)):
         # An object that stands for an expression is converted where a number is expected.
-        make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable
+        make = getattr(source, "asobject", None)  # of a comparison, and of an axis its variable
         if make is not None:
             expression = make()
             if not isinstance(expression, PrimExpr):
@@ -595,10 +588,6 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     if dt.is_float(dtype) or dtype in dt.SMALL_FLOATS:
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
-
-
-def _is_vscale(value: object) -> bool:
-    return isinstance(value, Intrinsic) and value.op == "vscale"
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
@@ -672,37 +661,23 @@ def fold_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
         a, b = promote_operands(kind.__name__, a, b)
     dtype = a.dtype
     result = _binary_result_dtype(kind, dtype) if kind in BOOL_VALUED_OPS else dtype
-    has_constant = isinstance(b, _NUMBERS)
-    if isinstance(a, _NUMBERS):
-        # Left to run time, where it is an error or never reached.
-        if has_constant and not (kind in _DIVISIONS and b.value == 0):  # type: ignore[attr-defined]
-            numbers = a.value, b.value  # type: ignore[attr-defined]
-            return const(fold_size_constants(kind.fold, *numbers, dtype, result), result)
-    elif not has_constant:
+    lhs = a.value if isinstance(a, _NUMBERS) else None
+    rhs = b.value if isinstance(b, _NUMBERS) else None
+    if lhs is None and rhs is None:
         return kind(a, b, result)
-    operand = _apply_identity(kind, a, b)
-    return kind(a, b, result) if operand is None else operand
+    # A division by 0 is left to run time, where it is an error or never reached.
+    if lhs is not None and rhs is not None and not (kind in _DIVISIONS and rhs == 0):
+        return const(fold_size_constants(kind.fold, lhs, rhs, dtype, result), result)
+    operand = kind._identity(lhs, rhs, dtype)
+    if operand == arithmetic_identities.NO_OPERAND:
+        return kind(a, b, result)
+    # x % 1 is 0, and neither operand.
+    return const(0, dtype) if operand == arithmetic_identities.ZERO_RESULT else (a, b)[operand]
 
 
 _INDEX_DTYPES = frozenset(("int32", "int64"))
-"""Dtypes of indices and sizes."""
 _NUMBERS = (IntImm, FloatImm)
-"""Classes of constants."""
 _DIVISIONS = (Div, FloorDiv, FloorMod)
-"""Operations without a value where the right operand is 0."""
-
-
-def _apply_identity(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Return the operand to which an arithmetic identity reduces the operation, or None."""
-    lhs = a.value if isinstance(a, (IntImm, FloatImm)) else None
-    rhs = b.value if isinstance(b, (IntImm, FloatImm)) else None
-    if lhs is None and rhs is None:
-        return None
-    operand = kind._identity(lhs, rhs, a.dtype)
-    if operand == arithmetic_identities.NO_OPERAND:
-        return None
-    # x % 1 is 0, and neither operand.
-    return const(0, a.dtype) if operand == arithmetic_identities.ZERO_RESULT else (a, b)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:

@@ -15,7 +15,7 @@ from ekiden.backend.crt.value_layout import unbounded_message
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe_main, import_model
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -85,7 +85,7 @@ def compile(
     inputs = _tensors_of(described["inputs"], "input", kinds)
     results = result.fields if isinstance(result, TupleType) else (result,)
     outputs = _tensors_of(described["outputs"], "output", results)
-    if [t.name for t in outputs] == ["output0"] and not ImportedModule.from_module(
+    if [t.name for t in outputs] == ["output0"] and not ImportResult.from_module(
         module
     ).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one

@@ -24,7 +24,7 @@ INITIAL_STATE_FUNCTION = "initial_state"
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedModule:
+class ImportResult:
     """Relay module whose `main` computes the model, with its metadata. All fields but `module` are
     its attributes.
     """
@@ -75,10 +75,10 @@ class ImportedModule:
         return IRModule(functions, self.module.type_definitions, attrs)
 
     @staticmethod
-    def from_module(module: IRModule) -> ImportedModule:
+    def from_module(module: IRModule) -> ImportResult:
         """Read the metadata from a module's attributes; empty for modules that no importer
         created.
         """
         attributes: dict[str, Any] = dict(module.attrs)
-        names = [f.name for f in fields(ImportedModule) if f.name != "module"]
-        return ImportedModule(module, **{n: attributes[n] for n in names if n in attributes})
+        names = [f.name for f in fields(ImportResult) if f.name != "module"]
+        return ImportResult(module, **{n: attributes[n] for n in names if n in attributes})

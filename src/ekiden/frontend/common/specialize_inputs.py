@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from ekiden.arith import prove_equal, simplify, substitute
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
@@ -27,7 +27,7 @@ from ekiden.relay.expr import Function, Var
 from ekiden.relay.transform.language.instantiate_dimensions import instantiate
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import bind
-from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.errors import ExpressionError, ImportModelError
 
 __all__ = ["specialize_input_shapes"]
 
@@ -44,12 +44,12 @@ def specialize_input_shapes(module: IRModule, shapes: Shapes) -> IRModule:
             unknown, a name makes it that symbol, None or -1 leaves it as declared.
 
     Raises ImportModelError naming the input and the dimension: no such input, no tensor, another
-    rank, another number than is declared, two sizes for one symbol, or a size that a condition of
-    the imported model excludes.
+    rank, another number than is declared, two sizes for one symbol, a size beyond its bound, or one
+    that a condition of the imported model excludes.
     """
     main = module["main"]
     assert isinstance(main, Function)
-    imported = ImportedModule.from_module(module)
+    imported = ImportResult.from_module(module)
     names = imported.input_names or tuple(p.name_hint for p in main.params)
     params = dict(zip(names, main.params, strict=False))
     bindings = _DimBindings(main)
@@ -61,11 +61,16 @@ def specialize_input_shapes(module: IRModule, shapes: Shapes) -> IRModule:
         stated = _StatedShape(name, params[name], parse_stated_shape(name, shape))
         stated_shapes[params[name]] = stated
         bindings.bind(stated)
-    specialized = cast(Function, instantiate(main, bindings.sizes))
+    try:
+        specialized = cast(Function, instantiate(main, bindings.sizes))
+        types = {p: bindings.specialize_type(stated) for p, stated in stated_shapes.items()}
+    except ExpressionError as error:  # more elements than memory has addresses
+        names_text = ", ".join(map(repr, shapes))
+        raise ImportModelError(f"shape of {names_text}: {error}") from error
     new_params = {
-        param: Var(param.name_hint, bindings.specialize_type(stated_shapes[old]), span=param.span)
+        param: Var(param.name_hint, types[old], span=param.span)
         for old, param in zip(main.params, specialized.params, strict=True)
-        if old in stated_shapes
+        if old in types
     }
     function = specialized.with_fields(
         params=tuple(new_params.get(p, p) for p in specialized.params),
@@ -76,6 +81,13 @@ def specialize_input_shapes(module: IRModule, shapes: Shapes) -> IRModule:
         return specialized_module
     constraints = bindings.specialize_constraints(imported.constraints)
     return specialized_module.with_attr("constraints", constraints)
+
+
+def _is_at_most(size: PrimExpr, upper: int) -> bool:
+    """Return whether a number or a symbol is known to be at most `upper`."""
+    if isinstance(size, IntImm):
+        return size.value <= upper
+    return isinstance(size, SizeVar) and size.upper is not None and size.upper <= upper
 
 
 class _StatedShape:
@@ -113,7 +125,12 @@ class _DimBindings:
         for declared_dim, dim in zip(stated.declared.shape, stated.dims, strict=True):
             if dim is None or not isinstance(declared_dim, SizeVar):
                 continue
-            size = self._stated_dim(dim)
+            size = self._stated_dim(dim, declared_dim.upper)
+            if declared_dim.upper is not None and not _is_at_most(size, declared_dim.upper):
+                raise ImportModelError(
+                    f"shape of {stated.name!r}: dimension {declared_dim.name!r} is at most"
+                    f" {declared_dim.upper}, not {dim}"
+                )
             previous = self.sizes.get(declared_dim, size)
             if previous is not size and not prove_equal(previous, size):
                 raise ImportModelError(
@@ -124,10 +141,12 @@ class _DimBindings:
                 self.sizes[declared_dim] = size
                 self._input_names[declared_dim] = stated.name
 
-    def _stated_dim(self, dim: int | str) -> PrimExpr:
-        """Return a stated dimension; a name is the program's symbol where it has one."""
+    def _stated_dim(self, dim: int | str, upper: int | None = None) -> PrimExpr:
+        """Return a stated dimension; a name is the program's symbol where it has one, else a new
+        symbol of at most `upper`.
+        """
         if isinstance(dim, str):
-            return self._symbols.setdefault(dim, SizeVar(dim))
+            return self._symbols.setdefault(dim, SizeVar(dim, upper=upper))
         return const(dim)
 
     def specialize_type(self, stated: _StatedShape) -> TensorType:

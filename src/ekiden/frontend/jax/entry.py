@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 
 from ekiden._lazy import load_module
 from ekiden.frontend.common.error_translation import check_readable
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.jax.export import (
     argument_names,
@@ -25,7 +25,7 @@ from ekiden.frontend.jax.stablehlo_parser import is_stablehlo, read_bytes, write
 from ekiden.runtime.errors import CompileError
 
 
-def import_model(model: object, options: ImportOptions) -> ImportedModule:
+def import_model(model: object, options: ImportOptions) -> ImportResult:
     """Import a JAX function with example inputs, a jax.export program, or StableHLO.
 
     Raises CompileError for examples that a function cannot be traced with, and for options of a
@@ -70,7 +70,7 @@ def _is_keras_model(model: object) -> bool:
     return any(c.__module__.startswith("keras.") for c in type(model).__mro__)
 
 
-def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
+def _import_keras(model: object, options: ImportOptions) -> ImportResult:
     """Import a Keras model by its own input specifications or by example inputs."""
     keras_models = load_module("ekiden.frontend.jax.keras_models")
     if isinstance(model, (str, os.PathLike, bytes)):

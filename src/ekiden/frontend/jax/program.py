@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.graph_walk import GraphWalk
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
@@ -69,7 +69,7 @@ class ProgramSignature:
 
 def import_program(
     program: export.Exported, label: str, arguments: Sequence[str] = ()
-) -> ImportedModule:
+) -> ImportResult:
     """Import a jax.export program as a module whose `main` computes it.
 
     Its inputs are the leaves of the function's arguments, named as jax.tree_util.keystr does, also
@@ -88,7 +88,7 @@ def import_program(
         return _import_module(module, _exported_signature(program, module, label, arguments), label)
 
 
-def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportedModule:
+def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportResult:
     """Import a function of StableHLO text or bytecode as a module whose `main` computes it.
 
     Args:
@@ -106,8 +106,8 @@ def import_stablehlo(data: str | bytes, label: str, function: str = "") -> Impor
         return _import_module(module, _module_signature(module, entry, label), label)
 
 
-def _import_module(module: ir.Module, signature: ProgramSignature, label: str) -> ImportedModule:
-    def attempt(facts: DimFacts) -> ImportedModule:
+def _import_module(module: ir.Module, signature: ProgramSignature, label: str) -> ImportResult:
+    def attempt(facts: DimFacts) -> ImportResult:
         return _ProgramImport(signature, module, label, facts).run()
 
     try:
@@ -128,7 +128,7 @@ class _ProgramImport:
         self.main = MainBuilder(self.scope)
         self.graph = StablehloImporter(self.walk, module)
 
-    def run(self) -> ImportedModule:
+    def run(self) -> ImportResult:
         """Import inputs, operations and outputs; raise the collected problems if there are some."""
         block = self.graph.function_body(self.signature.entry_function)
         inputs = self._platform_index()
@@ -150,7 +150,7 @@ class _ProgramImport:
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it returns no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.build_main(outputs)}
-        return ImportedModule(
+        return ImportResult(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=self.signature.outputs,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.frontend.common.rank_cases import to_program_output
@@ -84,7 +84,7 @@ def import_onnx(
     shape: Shapes | None = None,
     opset: int | None = None,
     freeze_params: bool = True,
-) -> ImportedModule:
+) -> ImportResult:
     """Import an ONNX model and return the module with its metadata.
 
     Args:
@@ -104,7 +104,7 @@ def import_onnx(
 
 def _import_with_facts(
     proto: onnx.ModelProto, label: str, opset: int | None, shapes: Shapes, freeze_params: bool
-) -> ImportedModule:
+) -> ImportResult:
     """Import a parsed model, repeated with the dimension facts that failed attempts found."""
     check_names(proto.graph, label)
     versions = model_opsets(proto, label, opset)
@@ -112,7 +112,7 @@ def _import_with_facts(
     check_operators(topological_order(proto.graph, label), versions, label, functions)
 
     # An attempt that learns a dimension is repeated with it until nothing new is found.
-    def import_once(facts: DimFacts) -> ImportedModule:
+    def import_once(facts: DimFacts) -> ImportResult:
         """Run one attempt with the known facts."""
         shared = ImportState(versions, label, Scope(facts, set()), functions)
         return _ImportAttempt(proto.graph, shared, shapes, freeze_params).run()
@@ -139,7 +139,7 @@ class _ImportAttempt:
         self.scope.used = referenced_names(proto.node) | {o.name for o in proto.output}
         self.graph = GraphImporter(proto, self.shared)
 
-    def run(self) -> ImportedModule:
+    def run(self) -> ImportResult:
         """Import the whole model or raise."""
         self._check_shape_names([i.name for i in self.proto.input])
         # Before IR version 4 every initializer is an input too, and may be fed.
@@ -171,7 +171,7 @@ class _ImportAttempt:
         function = self.main.build_main([outputs[o.name] for o in self.proto.output])
         texts = [n for n, v in outputs.items() if isinstance(v, StringValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
-        return ImportedModule(
+        return ImportResult(
             IRModule({"main": function}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(o.name for o in self.proto.output),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import check_convert_config
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.importer import import_onnx
@@ -94,7 +94,7 @@ def _save_renamed(proto: onnx.ModelProto, folder: Path) -> None:
     onnx.save(renamed, str(folder / _RENAMED_MODEL_FILE))
 
 
-def _drop_input_names(imported: ImportedModule) -> ImportedModule:
+def _drop_input_names(imported: ImportResult) -> ImportResult:
     """Drop the input names of a module with parameters: inputs then go by their variables'
     names.
     """

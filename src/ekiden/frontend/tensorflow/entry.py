@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 
 
-def import_model(model: object, options: ImportOptions) -> ImportedModule:
+def import_model(model: object, options: ImportOptions) -> ImportResult:
     """Import a path, bytes or a TensorFlow object; the options `shape` and `signature` are
     honoured.
     """

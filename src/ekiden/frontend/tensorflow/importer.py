@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.rank_cases import to_program_output
@@ -25,7 +25,7 @@ def import_tensorflow(
     shape: Shapes | None = None,
     signature: str = "",
     outputs: Sequence[str] = (),
-) -> ImportedModule:
+) -> ImportResult:
     """Import a SavedModel, frozen graph, Keras model or concrete function as a module whose `main`
     computes it.
 
@@ -56,7 +56,7 @@ class _ModelImport:
         self.shared = ImportState(model, self.scope)
         self.graph = GraphImporter(self.shared.analyse_graph(""), self.shared)
 
-    def run(self, shapes: Shapes) -> ImportedModule:
+    def run(self, shapes: Shapes) -> ImportResult:
         """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         inputs, outputs = self.model.graph.inputs, self.model.graph.outputs
         names = [i.name for i in inputs]
@@ -77,7 +77,7 @@ class _ModelImport:
             raise ImportModelError(f"import {self.label}: it returns no tensor")
         self.shared.raise_collected_problems()
         values = [to_program_output(self.scope, value) for value in values]
-        return ImportedModule(
+        return ImportResult(
             IRModule({"main": self.main.build_main(values)}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),

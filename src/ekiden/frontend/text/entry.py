@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.specialize_inputs import specialize_input_shapes
 from ekiden.relay.parser import parse
 from ekiden.runtime.errors import ImportModelError
 
 
-def import_model(model: object, options: ImportOptions) -> ImportedModule:
+def import_model(model: object, options: ImportOptions) -> ImportResult:
     """Import a module from a file or bytes of Relay text.
 
     Constants that the text does not have inline are read from its metadata section.
@@ -43,4 +43,4 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         raise ImportModelError(f"import {name!r}: a function @main is expected, there are: {have}")
     if options.shape:
         module = specialize_input_shapes(module, options.shape)
-    return ImportedModule(module)
+    return ImportResult(module)

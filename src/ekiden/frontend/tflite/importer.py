@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.rank_cases import to_program_output
@@ -29,7 +29,7 @@ from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedErr
 
 def import_tflite(
     source: object, shape: Shapes | None = None, signature: str | None = ""
-) -> ImportedModule:
+) -> ImportResult:
     """Import a model, a path or bytes, as a module whose `main` computes it.
 
     Extents that the model leaves open are symbolic.
@@ -77,7 +77,7 @@ class _ModelImport:
         self.shared = ImportState(model, self.scope, self.main)
         self.graph = SubgraphImporter(self.subgraph, self.shared)
 
-    def run(self, shapes: Shapes) -> ImportedModule:
+    def run(self, shapes: Shapes) -> ImportResult:
         """Import inputs, operators and outputs; raise the collected problems if there are some."""
         tensors, graph = self.subgraph.tensors, self.graph
         names = [self.signature.inputs.get(i, tensors[i].name) for i in self.subgraph.inputs]
@@ -106,7 +106,7 @@ class _ModelImport:
                 list(variables.initial.values())
             )
         stated = [self.signature.outputs.get(i, tensors[i].name) for i in self.subgraph.outputs]
-        return ImportedModule(
+        return ImportResult(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=(*stated, *variables.initial),

@@ -11,7 +11,7 @@ import torch
 
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.effects import is_effect_token
@@ -51,7 +51,7 @@ class ImportedGraph:
     symbol_sources: the arguments and axes that symbolic sizes are read from.
     """
 
-    module: ImportedModule | None
+    module: ImportResult | None
     arguments: tuple[ModuleArgument, ...]
     results: GraphResults
     symbol_sources: SymbolSources
@@ -111,7 +111,7 @@ class _GraphImport(FxImportAttempt):
         if not values:
             return ImportedGraph(None, (), results, symbol_sources, draws)
         function = self.main.build_main(values)
-        module = ImportedModule(
+        module = ImportResult(
             IRModule({"main": function}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(f"output{i}" for i in range(len(values))),

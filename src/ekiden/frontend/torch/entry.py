@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.common.error_translation import check_readable
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.torch.example_inputs import warn_about_training_mode
 from ekiden.frontend.torch.export import (
@@ -22,7 +22,7 @@ from ekiden.frontend.torch.export import (
 from ekiden.runtime.errors import CompileError
 
 
-def import_model(model: object, options: ImportOptions) -> ImportedModule:
+def import_model(model: object, options: ImportOptions) -> ImportResult:
     """Import a module with example inputs, an exported program, or a saved program's file.
 
     Raises:

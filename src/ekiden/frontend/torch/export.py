@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.common.error_translation import translate_errors
-from ekiden.frontend.common.import_result import ImportedModule
+from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.torch.decompositions import DECOMPOSITIONS
 from ekiden.frontend.torch.example_inputs import (
     check_examples,
@@ -199,7 +199,7 @@ def import_exported(
     names: Mapping[str, str] | None = None,
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
-) -> ImportedModule:
+) -> ImportResult:
     """Import a program as exported if possible, else decomposed by PyTorch."""
     # Decomposition takes seconds for large programs, so it is skipped where every operator has a
     # converter.

@@ -14,7 +14,7 @@ from ekiden.frontend.common import data_dependent_dims
 from ekiden.frontend.common.complex_arithmetic import ComplexValue
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.graph_walk import GraphWalk
-from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import attach_span
@@ -50,7 +50,7 @@ def import_program(
     names: Mapping[str, str] | None = None,
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
-) -> ImportedModule:
+) -> ImportResult:
     """Import a torch.export program as a module whose `main` computes it.
 
     Its operators may be core ATen or any others that the table has. Weights are constants that
@@ -68,7 +68,7 @@ def import_program(
         UnsupportedError: Lists every node that cannot be imported.
     """
 
-    def attempt(facts: DimFacts) -> ImportedModule:
+    def attempt(facts: DimFacts) -> ImportResult:
         """Import the program under the dimension facts known so far."""
         return _ProgramImport(program, label, facts, freeze_params).run(names or {}, input_names)
 
@@ -239,7 +239,7 @@ class _ProgramImport(FxImportAttempt):
         self.states: dict[str, Array] = {}
         """Buffers that the program changes, by name, with their values at first."""
 
-    def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportedModule:
+    def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportResult:
         """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         signature = self.program.graph_signature
         pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
@@ -270,7 +270,7 @@ class _ProgramImport(FxImportAttempt):
         }
         if self.states:
             functions[INITIAL_STATE_FUNCTION] = build_initial_state(list(self.states.values()))
-        return ImportedModule(
+        return ImportResult(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),

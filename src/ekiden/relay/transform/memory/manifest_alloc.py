@@ -184,9 +184,11 @@ def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
     device_of = _kernel_devices(module)
 
     def lower_body(body: RelayExpr) -> RelayExpr:
+        """Lower the let chains of a body, and drop tuples whose fields were forwarded."""
         projected: set[Var] = set()
 
         def lower_chain(chain: LetChain, is_function_body: bool) -> LetChain:
+            """Make the allocations of a chain explicit, and forward fields of its tuples."""
             bindings = [
                 b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)
             ]
