@@ -35,7 +35,7 @@ from ekiden.driver.tvmc.workspace_pools import (
     workspace_pools_recombobulate,
 )
 from ekiden.relay.backend import Executor
-from ekiden.runtime.errors import CompileError, InputError, LoadError
+from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
 from ekiden.target import Target
 
 SOUND_PACKAGE = b'{"executor": "graph", "target": "llvm"}'
@@ -316,3 +316,15 @@ def test_a_package_that_expands_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(whole[:40] + b"damaged" + whole[47:])
     with pytest.raises(LoadError, match="no tar"):
         tvmc.TVMCPackage(tmp_path / "a.tar")
+
+
+def test_shapes_of_a_relay_file_are_honoured(tmp_path: Path) -> None:
+    path = tmp_path / "net.txt"
+    path.write_text("def @main(%x: Tensor[(n, 3), float32]) { nn.relu(%x) }")
+    model = tvmc.load(path, "relay", {"x": [2, -1]})
+    assert "Tensor[(2, 3), float32]" in str(model.mod)
+    with pytest.raises(EkidenError, match="'x': dimension 1 is 3"):
+        tvmc.load(path, "relay", {"x": [2, 4]})
+    path.write_bytes(b"# \xff")
+    with pytest.raises(EkidenError, match="no text of Relay"):
+        tvmc.load(path, "relay")

@@ -12,8 +12,8 @@ from ekiden.driver.tvmc.model import TVMCImportError, TVMCModel
 from ekiden.frontend import relay as frontend
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.registry import FRONTENDS
+from ekiden.frontend.text import entry as text_entry
 from ekiden.ir.module import IRModule
-from ekiden.relay.parser import parse
 from ekiden.runtime.errors import InputError
 
 __all__ = [
@@ -155,10 +155,12 @@ class RelayFrontend(Frontend):
     NAME, SUFFIXES = "relay", ("relay",)
 
     def load(self, path: str, shape_dict: Shapes | None = None, **kwargs: Any) -> Loaded:  # noqa: ANN401
-        """Return the module of a file of any suffix. Raises InputError for options."""
-        if kwargs or shape_dict:
-            raise InputError("tvmc: a Relay program has its own shapes, and no options")
-        return parse(Path(path).read_text()), {}
+        """Return the module of a file of any suffix. Raises InputError for options, and
+        ImportModelError for what is no Relay program or shapes that the program excludes.
+        """
+        if kwargs:
+            return self._load_with_options(path, shape_dict, **kwargs)
+        return text_entry.import_model(path, ImportOptions(shape_dict or None)).to_module(), {}
 
 
 ALL_FRONTENDS: tuple[type[Frontend], ...] = (

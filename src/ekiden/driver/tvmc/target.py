@@ -105,13 +105,15 @@ def target_from_cli(
         return Target.parse(target), []
     if Path(target).is_file():
         return Target.parse(Path(target).read_text()), []
-    added = {name: dict(values) for name, values in (additional_target_options or {}).items()}
-    if target in TARGET_TAGS and not added:
+    extra_options = {
+        name: dict(values) for name, values in (additional_target_options or {}).items()
+    }
+    if target in TARGET_TAGS and not extra_options:
         return Target.parse(target), []
     parsed = parse_target(target)
-    _check_targets(parsed, added)
+    _check_targets(parsed, extra_options)
     for part in parsed:
-        part["opts"] |= added.get(part["name"], {})
+        part["opts"] |= extra_options.get(part["name"], {})
     texts = [
         " ".join((part["name"], *(f"-{key}={value}" for key, value in part["opts"].items())))
         for part in parsed
@@ -124,7 +126,7 @@ def target_from_cli(
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -136,10 +138,10 @@ def _check_targets(parsed: Sequence[ParsedTarget], options: Mapping[str, Any]) -
     if names[-1] not in TARGET_KINDS:
         kinds = ", ".join(TARGET_KINDS)
         raise InputError(f"tvmc: --target: the last one of {kinds} expected, got '{names[-1]}'")
-    kinds_given = [part["name"] for part in parsed if part["is_tvm_target"]]
-    if len(kinds_given) > 2:
+    kind_names = [part["name"] for part in parsed if part["is_tvm_target"]]
+    if len(kind_names) > 2:
         raise InputError(
-            f"tvmc: --target: a target and a host expected, got {', '.join(kinds_given)}"
+            f"tvmc: --target: a target and a host expected, got {', '.join(kind_names)}"
         )
     codegens = get_codegen_names()
     for part in parsed:
