@@ -1,6 +1,6 @@
 """Run a command as on a processor with fewer features, for engines that choose kernels by CPUID.
 
-    python benchmarks/emulate_cpu.py x86-64-v3 python benchmarks/integer_products.py \
+    python benchmarks/emulate_cpu.py x86-64-v3 python benchmarks/quantized_operators.py \
         --target "llvm -mcpu=x86-64-v3"
 
 Clears the bits of all features of the feature table that the processor of that name lacks

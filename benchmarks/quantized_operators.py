@@ -15,7 +15,7 @@ of it (512 bits) to three quarters (256) is the most that exact sums reach witho
 `family` are the families of kernels that multiply. ONNX Runtime takes what the processor has:
 compare it with other classes as on their processors,
 
-    python benchmarks/emulate_cpu.py x86-64-v3 python benchmarks/integer_products.py
+    python benchmarks/emulate_cpu.py x86-64-v3 python benchmarks/quantized_operators.py
 
 Where there are no dot products of bytes, its sums of uint8 and int8 saturate; `exact` is its time
 where it is told that they shall not, which holds for weights that are known. Results are compared
