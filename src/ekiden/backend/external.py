@@ -21,7 +21,7 @@ from ekiden.ir.user_extensions import record_extension
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.devices.engines import ENGINE_FOLDERS, region_code, region_outputs, wrap_region
+from ekiden.runtime.devices.engines import ENGINE_FOLDERS, read_region, wrap_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -50,10 +50,10 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
 
     def load_kernel(symbol: str, metadata: str) -> ExternalKernel:
         """Compile a function that an executable stores as JSON and return its kernel."""
-        function = load_json(region_code(symbol, metadata))
+        region = read_region(symbol, metadata)
+        function = load_json(region.code)
         assert isinstance(function, Function)
-        outputs = region_outputs(symbol, metadata)
-        return wrap_region(compiler, symbol, codegen(function), outputs)
+        return wrap_region(compiler, symbol, codegen(function), region.num_outputs)
 
     register_func(f"ek.external.{compiler}", load_kernel, override=True)
     register_compiler(compiler, ExternalCompiler(save_json))

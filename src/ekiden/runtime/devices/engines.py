@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -39,8 +39,7 @@ __all__ = [
     "engine_folder",
     "load_region",
     "missing_engine_message",
-    "region_code",
-    "region_outputs",
+    "read_region",
     "register_loader",
     "wrap_region",
 ]  # fmt: skip
@@ -91,20 +90,25 @@ def encode_code(code: bytes) -> str:
     return base64.b64encode(code).decode()
 
 
-def region_code(symbol: str, metadata: str) -> str:
-    """Return the code of a region from an artifact's metadata."""
-    stored: str = json.loads(metadata)["external"][symbol][1]
-    return stored
+class StoredRegion(NamedTuple):
+    """Region of another engine as an artifact's metadata has it."""
 
-
-def region_outputs(symbol: str, metadata: str) -> int:
-    """Return how many tensors a region writes, from an artifact's metadata; 0 where it records none
-    (the engines that Ekiden has libraries for).
+    code: str
+    num_outputs: int
+    """Tensors that it writes; 0 for the engines that Ekiden has libraries for, which are not
+    checked.
     """
-    return int((*json.loads(metadata)["external"][symbol], 0)[2])
 
 
-def wrap_region(engine: str, symbol: str, kernel: object, outputs: int = 0) -> Callable[..., None]:
+def read_region(symbol: str, metadata: str) -> StoredRegion:
+    """Return a region from an artifact's metadata."""
+    _, code, *num_outputs = json.loads(metadata)["external"][symbol]
+    return StoredRegion(code, *num_outputs or (0,))
+
+
+def wrap_region(
+    engine: str, symbol: str, kernel: object, num_outputs: int = 0
+) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
     region, and an output that it leaves unwritten is one.
 
@@ -112,7 +116,7 @@ def wrap_region(engine: str, symbol: str, kernel: object, outputs: int = 0) -> C
         engine: Name of the engine.
         symbol: Name of the region.
         kernel: What the engine runs the region with, called with inputs, then outputs.
-        outputs: How many of its last arguments it writes.
+        num_outputs: How many of its last arguments it writes.
 
     Raises LoadError where `kernel` cannot be called.
     """
@@ -122,7 +126,7 @@ def wrap_region(engine: str, symbol: str, kernel: object, outputs: int = 0) -> C
 
     def run_region(*tensors: object) -> None:
         """Run the region; raise RunError with the engine's name for what is not ours."""
-        written = cast("Sequence[Tensor]", tensors[len(tensors) - outputs :])
+        written = cast("Sequence[Tensor]", tensors[len(tensors) - num_outputs :])
         try:
             unwritten = _run_over_pattern(kernel, tensors, written, OUTPUT_PATTERNS[0])
             if unwritten:  # or the results are the pattern: they are not the other one as well
@@ -174,14 +178,14 @@ def register_loader(engine: str, load: RegionLoader, *, is_foreign: bool = False
     def load_from_metadata(symbol: str, metadata: str) -> Callable[..., None]:
         """Load the region; raise LoadError with the engine's name for what is not ours."""
         try:
-            kernel = load(symbol, base64.b64decode(region_code(symbol, metadata)))
+            region = read_region(symbol, metadata)
+            kernel = load(symbol, base64.b64decode(region.code))
         except EkidenError:
             raise
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise LoadError(f"load '{symbol}': engine '{engine}': {what}") from error
-        outputs = region_outputs(symbol, metadata)
-        return wrap_region(engine, symbol, kernel, outputs) if is_foreign else kernel
+        return wrap_region(engine, symbol, kernel, region.num_outputs) if is_foreign else kernel
 
     register_func(f"ek.external.{engine}", load_from_metadata, override=True)
 
