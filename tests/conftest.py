@@ -21,6 +21,7 @@ import pytest
 import seeding
 from ekiden import tir
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
@@ -128,6 +129,23 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["EKIDEN_CACHE_DIR"] = str(folder)
     yield folder
     del os.environ["EKIDEN_CACHE_DIR"]
+
+
+USER_RULES = ("FTVMStrategy", "FTVMCompute", "FTVMSchedule", "llvm.FLowerIntrinsic",
+              "c.FLowerIntrinsic", "default.FLowerIntrinsic")  # fmt: skip
+"""Tables of rules that users alone register; with one for an operator, its kernels have other names
+and are compiled in this process."""
+
+
+@pytest.fixture(autouse=True)
+def registered_rules() -> Iterator[None]:
+    """Implementations and lowering rules that a test registers end with it: the next one compares
+    its kernels with those of another process, or counts on workers that compile them."""
+    before = {name: dict(OP_ATTRS.get(name, {})) for name in USER_RULES}
+    yield
+    for name, rules in before.items():
+        if OP_ATTRS.get(name, {}) != rules:
+            OP_ATTRS[name] = rules
 
 
 class RoundTrip:

@@ -8,6 +8,7 @@ import pytest
 import ekiden
 from ekiden import te, tir
 from ekiden.ir import register_intrin_lowering, register_op_attr
+from ekiden.ir.intrinsic_rules import lowering_rules_key
 from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
@@ -63,3 +64,12 @@ def test_registered_rules_lower_intrinsics_of_device_code() -> None:
     )
     source = ekiden.build(schedule, [a, b], "cuda").imported_modules[0].get_source()
     assert "__logf(" in source
+
+
+def test_rules_of_a_target_are_part_of_the_key_of_its_kernels() -> None:
+    # None is left of the tests above: a rule of one test would rename the kernels of the next.
+    assert lowering_rules_key("llvm") == ""
+    register_op_attr("tir.softsign", "TCallEffectKind", tir.CallEffectKind.Pure)
+    register_intrin_lowering("tir.softsign", "llvm", f=lambda call: tir.const(1.0))
+    assert lowering_rules_key("llvm").startswith("rules ")
+    assert lowering_rules_key("c") == ""

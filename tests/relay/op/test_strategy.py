@@ -21,13 +21,6 @@ from ekiden.te.inline import input_tensors
 DATA = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 
 
-@pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a test; what modules register when they are first imported stays."""
-    for attribute in ("FTVMStrategy", "FTVMCompute", "FTVMSchedule"):
-        monkeypatch.setitem(OP_ATTRS, attribute, dict(OP_ATTRS.get(attribute, {})))
-
-
 def run(body: Expr, *data: Array) -> Array:
     module = IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
     found: Array = relay.create_executor("vm", module).evaluate()(*data).numpy()
