@@ -30,7 +30,6 @@ marks.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
@@ -42,7 +41,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from cold_start import Feed, describe_processor, iter_models
+from cold_start import Feed, cold_run_parser, describe_processor, iter_models
 
 COMPILE_PROGRAM = """
 import json, os, pickle, resource, sys, time
@@ -176,19 +175,9 @@ def update_page(
 
 def main(arguments: list[str]) -> int:
     """Print a row for each model, for both checkouts if there are two."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--manifest", type=Path)
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--models-cache", default="models-cache")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = cold_run_parser(__doc__)
     parser.add_argument("--tier", default="quick", choices=("quick", "full"))
     parser.add_argument("--other-tier", default="full", choices=("quick", "full"))
-    parser.add_argument("--dim", action="append", default=[])
-    parser.add_argument("--json", type=Path, help="which keeps rows of other models")
-    parser.add_argument("--python", help="of another checkout")
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--conditions", default="", help="of the machine, for the page")
     options = parser.parse_args(arguments)
     configurations = {"after": (sys.executable, options.tier)}
     if options.python:

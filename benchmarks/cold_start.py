@@ -339,24 +339,30 @@ def render_page(machine: str, threads: int, table: Mapping[str, Mapping[str, Fig
     return text
 
 
-def main(arguments: list[str]) -> int:
-    """Print a row for each model and engine, then the means."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def cold_run_parser(docstring: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that benchmarks of cold runs share."""
+    parser = argparse.ArgumentParser(description=docstring.partition("\n")[0])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--manifest", type=Path)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--models-cache", default="models-cache")
     parser.add_argument("--dim", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", help="interpreter of another checkout, measured alternately")
+    parser.add_argument("--json", type=Path, help="results; rows of other models stay")
+    parser.add_argument("--page", type=Path, help="page of the results")
+    parser.add_argument("--conditions", default="", help="measuring conditions, for the page")
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Print a row for each model and engine, then the means."""
+    parser = cold_run_parser(__doc__)
     parser.add_argument(
         "--engines", nargs="+", default=["quick", *PEER_ENGINES], choices=ENGINE_LOADERS
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-first", action="store_true")
-    parser.add_argument("--python", help="of another checkout")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--conditions", help="of the machine, for the page")
     options = parser.parse_args(arguments)
     machine = describe_processor()
     print(f"{machine}; {options.threads} threads")

@@ -546,9 +546,9 @@ def network_rows(
     is_timed: bool,
 ) -> Iterator[str]:
     """Yield the table rows of a network, one training at a time to save memory."""
-    measures: dict[str, list[list[float]]] = {way.name: [] for way in variants}
+    measures: dict[str, list[list[float]]] = {v.name: [] for v in variants}
     failed: dict[str, str] = {}
-    gains = {way.name: " | " for way in variants}
+    gains = {v.name: " | " for v in variants}
     with tempfile.TemporaryDirectory() as folder:
         for trained_network in trained:
             for variant in variants:

@@ -19,12 +19,16 @@ typedef struct ek_rpc_stream {
   int (*write)(void *self, const void *data, size_t size);
 } ek_rpc_stream;
 
-/* Two descriptors as a stream: of pipes, or twice that of a socket. 'ends' is borrowed. */
-typedef struct ek_rpc_ends {
+/* File descriptors of a stream: two of pipes, or that of a socket twice. 'fds' is borrowed. */
+typedef struct ek_rpc_fds {
   int in, out;
-} ek_rpc_ends;
+} ek_rpc_fds;
 
-ek_rpc_stream ek_rpc_stream_of(ek_rpc_ends *ends);
+ek_rpc_stream ek_rpc_fd_stream(ek_rpc_fds *fds);
+
+/* Names before 0.2. */
+typedef ek_rpc_fds ek_rpc_ends __attribute__((deprecated("ek_rpc_fds")));
+#define ek_rpc_stream_of ek_rpc_fd_stream
 
 typedef struct ek_rpc_options {
   const char *key;                         /* what a client must say; NULL for anything */

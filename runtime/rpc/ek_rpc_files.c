@@ -62,23 +62,23 @@ static int open_at(const char *path, int flags, const char *doing, const ek_byte
 }
 
 /* Lets go of what has come of a file. */
-void rpc_cancel_upload(rpc_coming *coming) {
-  if (coming->file < 0) return;
-  close(coming->file);
-  unlink(coming->part);
-  coming->file = -1;
+void rpc_cancel_upload(rpc_partial_upload *upload) {
+  if (upload->file < 0) return;
+  close(upload->file);
+  unlink(upload->part);
+  upload->file = -1;
 }
 
 /* Begins a file anew. 0 or -1. */
 static int begin(rpc_session *session, const ek_bytes *name, uint64_t size) {
-  rpc_coming *coming = &session->coming;
-  rpc_cancel_upload(coming);
-  if (coming->part == NULL) coming->part = joined(session, &(ek_bytes){RPC_PART, sizeof RPC_PART - 1});
-  if (coming->part == NULL) return -1;
-  coming->file = open_at(coming->part, O_WRONLY | O_CREAT | O_TRUNC, "upload", name);
-  coming->at = coming->reserved = 0;
-  coming->size = size;
-  return coming->file < 0 ? -1 : 0;
+  rpc_partial_upload *upload = &session->upload;
+  rpc_cancel_upload(upload);
+  if (upload->part == NULL) upload->part = joined(session, &(ek_bytes){RPC_PART, sizeof RPC_PART - 1});
+  if (upload->part == NULL) return -1;
+  upload->file = open_at(upload->part, O_WRONLY | O_CREAT | O_TRUNC, "upload", name);
+  upload->at = upload->reserved = 0;
+  upload->size = size;
+  return upload->file < 0 ? -1 : 0;
 }
 
 /* Has the disk give blocks for what comes next, which is faster than one by one; not for more than
@@ -87,26 +87,26 @@ static int begin(rpc_session *session, const ek_bytes *name, uint64_t size) {
 ** The size is the client's word, so that the disk is not asked for all of it at once; that the
 ** blocks lie beyond the end of what is written shows to nobody, as the file has its name only when
 ** all of it has come. */
-static int reserve(rpc_coming *coming, uint64_t end) {
+static int reserve(rpc_partial_upload *upload, uint64_t end) {
 #if defined(__linux__)
-  uint64_t from = coming->reserved;
+  uint64_t from = upload->reserved;
   if (end <= from) return 0;
-  coming->reserved = coming->size - end < RESERVE ? coming->size : end + RESERVE;
-  off_t count = (off_t)(coming->reserved - from);
-  return fallocate(coming->file, 0, (off_t)from, count) != 0 && errno == ENOSPC ? -1 : 0;
+  upload->reserved = upload->size - end < RESERVE ? upload->size : end + RESERVE;
+  off_t count = (off_t)(upload->reserved - from);
+  return fallocate(upload->file, 0, (off_t)from, count) != 0 && errno == ENOSPC ? -1 : 0;
 #else
-  (void)coming, (void)end;
+  (void)upload, (void)end;
   return 0;
 #endif
 }
 
-static int write_piece(rpc_coming *coming, const ek_bytes *data) {
-  if (reserve(coming, coming->at + data->size) != 0) return -1;
+static int write_piece(rpc_partial_upload *upload, const ek_bytes *data) {
+  if (reserve(upload, upload->at + data->size) != 0) return -1;
   for (size_t at = 0; at < data->size;) {
-    ssize_t written = pwrite(coming->file, data->data + at, data->size - at, (off_t)coming->at);
+    ssize_t written = pwrite(upload->file, data->data + at, data->size - at, (off_t)upload->at);
     if (written <= 0) return -1;
     at += (size_t)written;
-    coming->at += (uint64_t)written;
+    upload->at += (uint64_t)written;
   }
   return 0;
 }
@@ -116,18 +116,18 @@ int rpc_upload(rpc_session *session, rpc_field *fields, ek_value *result) {
   (void)result;
   const ek_bytes *name = &fields[0].bytes, *data = &fields[3].bytes;
   uint64_t offset = fields[1].number, size = fields[2].number;
-  rpc_coming *coming = &session->coming;
+  rpc_partial_upload *upload = &session->upload;
   char *path = rpc_path_of(session, name);
   if (path == NULL) return -1;
   int code = offset == 0 ? begin(session, name, size) : 0;
-  if (code == 0 && (coming->file < 0 || offset != coming->at || size != coming->size
+  if (code == 0 && (upload->file < 0 || offset != upload->at || size != upload->size
                     || data->size > size - offset)) {
     code = ek_error("ValueError", "upload: the next piece of a file expected");
-  } else if (code == 0 && (write_piece(coming, data) != 0
-                           || (coming->at == size && rename(coming->part, path) != 0))) {
+  } else if (code == 0 && (write_piece(upload, data) != 0
+                           || (upload->at == size && rename(upload->part, path) != 0))) {
     code = system_error("upload", name);
   }
-  if (code != 0 || coming->at == size) rpc_cancel_upload(coming);
+  if (code != 0 || upload->at == size) rpc_cancel_upload(upload);
   free(path);
   return code;
 }
@@ -203,7 +203,7 @@ int rpc_list_files(rpc_session *session, rpc_field *fields, ek_value *result) {
   for (struct dirent *entry; code == 0 && (entry = readdir(open_folder)) != NULL;) {
     size_t length = strlen(entry->d_name);
     if (!is_name(entry->d_name, length)) continue;
-    ek_value *grown = rpc_room(names, count, &room, sizeof *names);
+    ek_value *grown = rpc_grow(names, count, &room, sizeof *names);
     if (grown != NULL) names = grown;
     code = grown == NULL ? -1 : ek_string_new(EK_STR, entry->d_name, length, &names[count]);
     count += code == 0;

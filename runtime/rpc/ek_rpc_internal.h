@@ -10,32 +10,32 @@
 #include "ek_rpc_table.h"
 #include "ekiden/runtime.h"
 
-/* A thing that the other side holds, or a place for one. Its handle is the place and how often that
-** has been taken, so that a handle of something that has gone is none of what came after. */
-typedef struct rpc_thing {
+/* Slot of the handle table: an object that the client holds, or a free slot. A handle is the slot's
+** index and its generation, so a stale handle never refers to the object that reuses the slot. */
+typedef struct rpc_handle_slot {
   ek_value value;                          /* owned; EK_ANY: free */
-  uint32_t turn;
-  uint32_t next;                           /* the next free place + 1, or 0 */
-} rpc_thing;
+  uint32_t generation;
+  uint32_t next;                           /* the next free slot + 1, or 0 */
+} rpc_handle_slot;
 
-/* A function of the other side that somebody here holds. */
-typedef struct rpc_far {
+/* A client's function that is referenced here. */
+typedef struct rpc_client_callback {
   struct rpc_session *session;             /* retained */
   ek_object *function;                     /* not retained: it owns this */
   uint64_t handle;
-  struct rpc_far *next;
-} rpc_far;
+  struct rpc_client_callback *next;
+} rpc_client_callback;
 
-/* A file that is coming, in pieces. */
-typedef struct rpc_coming {
+/* An upload in progress: a file that arrives in pieces. */
+typedef struct rpc_partial_upload {
   int file;                                /* -1: none */
   char *part;                              /* its path until it is whole, owned; NULL before the first */
   uint64_t at, size;                       /* bytes that have come, and all */
   uint64_t reserved;                       /* bytes of which the disk has blocks */
-} rpc_coming;
+} rpc_partial_upload;
 
 typedef struct rpc_session {
-  int32_t refs;                            /* the session itself and its far functions; one thread */
+  int32_t refs;                            /* the session itself and its client callbacks; one thread */
   const ek_rpc_stream *stream;             /* NULL when it is over */
   const ek_rpc_options *options;
   const char *thread;                      /* which thread serves it */
@@ -48,14 +48,14 @@ typedef struct rpc_session {
   ek_bytes lent;                           /* what an answer gives without a copy: elements, a piece */
   ek_bytes tail;                           /* what is sent behind the frame in 'out', if it is large */
   ek_bytes mapped;                         /* of a file, what is lent of it; size 0: nothing */
-  rpc_coming coming;
-  rpc_thing *things;
-  uint32_t thing_count, thing_room, free_thing;
+  rpc_partial_upload upload;
+  rpc_handle_slot *handles;
+  uint32_t handle_count, handle_capacity, free_handle;
   uint64_t *exported;                      /* handles that the frame in 'out' gives away */
   size_t exported_count, exported_room;
   uint64_t *dropped;                       /* of the other side's, to be released */
   size_t dropped_count, dropped_room;
-  rpc_far *far;
+  rpc_client_callback *callbacks;
 } rpc_session;
 
 /* Field of a message, selected by its letter: a number, bytes, or values. */
@@ -91,7 +91,7 @@ void rpc_put_text(rpc_session *session, const char *data, size_t size);
 int rpc_put_value(rpc_session *session, const ek_value *value, int depth);
 int rpc_send(rpc_session *session);
 
-/* ek_rpc_things.c: handles. */
+/* ek_rpc_handles.c: handles. */
 int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle);
 ek_value *rpc_local_object(rpc_session *session, uint64_t handle);
 void rpc_release_handle(rpc_session *session, uint64_t handle);
@@ -99,7 +99,7 @@ int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out);
 bool rpc_client_handle(rpc_session *session, const ek_object *object, uint64_t *handle);
 rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *options);
 void rpc_session_release(rpc_session *session);
-void *rpc_room(void *array, size_t count, size_t *room, size_t item);
+void *rpc_grow(void *array, size_t count, size_t *room, size_t item);
 
 /* ek_rpc_serve.c */
 int rpc_request(rpc_session *session, ek_value *result);
@@ -117,7 +117,7 @@ int rpc_file_size(rpc_session *session, rpc_field *fields, ek_value *result);
 int rpc_remove_file(rpc_session *session, rpc_field *fields, ek_value *result);
 int rpc_list_files(rpc_session *session, rpc_field *fields, ek_value *result);
 char *rpc_path_of(rpc_session *session, const ek_bytes *name);
-void rpc_cancel_upload(rpc_coming *coming);
+void rpc_cancel_upload(rpc_partial_upload *upload);
 void rpc_unmap(rpc_session *session);
 
 #endif /* EK_RPC_INTERNAL_H_ */

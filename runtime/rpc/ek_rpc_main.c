@@ -79,8 +79,8 @@ static int begin(void *self, uint32_t milliseconds) {
 
 static int serve(const rpc_settings *settings, int in, int out, int control, const char *folder) {
   rpc_place place = {settings, control};
-  ek_rpc_ends ends = {in, out};
-  ek_rpc_stream stream = ek_rpc_stream_of(&ends);
+  ek_rpc_fds fds = {in, out};
+  ek_rpc_stream stream = ek_rpc_fd_stream(&fds);
   ek_rpc_options options = {settings->key, folder, settings->limit, begin, &place, NULL, 0};
   signal(SIGPIPE, SIG_IGN);
   signal(SIGXFSZ, SIG_IGN); /* a file beyond its limit is an error of its writer */

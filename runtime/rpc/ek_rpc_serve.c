@@ -104,7 +104,7 @@ static int serve(rpc_session *session, int kind, uint32_t size) {
   return code;
 }
 
-/* Tells the client which of its things nobody has here any more. */
+/* Notifies the client which of its objects are no longer referenced here. */
 static int send_releases(rpc_session *session) {
   while (session->dropped_count > 0) {
     size_t most = (session->peer_limit - 4) / 8;
@@ -218,9 +218,9 @@ int ek_rpc_serve(const ek_rpc_stream *stream, const ek_rpc_options *options) {
     send_error(session);
   }
   session->stream = NULL;
-  for (uint32_t i = 0; i < session->thing_count; i++) {
-    rpc_thing *thing = &session->things[i];
-    if (thing->value.type_index != EK_ANY) rpc_release_handle(session, (uint64_t)thing->turn << 32 | (i + 1));
+  for (uint32_t i = 0; i < session->handle_count; i++) {
+    rpc_handle_slot *slot = &session->handles[i];
+    if (slot->value.type_index != EK_ANY) rpc_release_handle(session, (uint64_t)slot->generation << 32 | (i + 1));
   }
   rpc_session_release(session);
   if (is_over || error == NULL) {

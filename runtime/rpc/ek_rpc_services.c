@@ -8,7 +8,7 @@
 static ek_object *object_of(rpc_session *session, const rpc_field *field, int32_t type) {
   const ek_value *value = rpc_local_object(session, field->number);
   if (value != NULL && value->type_index == type) return value->v.obj;
-  rpc_frame_error(value == NULL ? "no thing has this handle" : "a handle of another kind expected");
+  rpc_frame_error(value == NULL ? "no object has this handle" : "a handle of another kind expected");
   return NULL;
 }
 
@@ -295,7 +295,7 @@ static int release(rpc_session *session, rpc_field *fields, ek_value *result) {
   for (int64_t i = 0; i < fields[0].count; i++) {
     uint64_t handle;
     memcpy(&handle, fields[0].bytes.data + 8 * i, 8);
-    if (rpc_local_object(session, handle) == NULL) return rpc_frame_error("no thing has this handle");
+    if (rpc_local_object(session, handle) == NULL) return rpc_frame_error("no object has this handle");
     rpc_release_handle(session, handle);
   }
   return 0;

@@ -27,7 +27,7 @@ static int take(rpc_reader *reader, void *out, size_t size) {
   return 0;
 }
 
-/* A number of things that take at least 'least' bytes each. */
+/* A count of items that take at least 'least' bytes each. */
 static int take_count(rpc_reader *reader, size_t least, uint32_t *out) {
   if (take(reader, out, 4) != 0) return -1;
   if (*out > (size_t)(reader->end - reader->at) / least) {
@@ -105,7 +105,7 @@ static int take_type(rpc_reader *reader, rpc_field *out) {
   return 0;
 }
 
-void *rpc_room(void *array, size_t count, size_t *room, size_t item) {
+void *rpc_grow(void *array, size_t count, size_t *room, size_t item) {
   if (count < *room) return array;
   size_t wanted = *room == 0 ? 8 : 2 * *room;
   void *grown = realloc(array, wanted * item);
@@ -126,7 +126,7 @@ static int take_values(rpc_reader *reader, int depth, uint32_t count, ek_value *
   ek_value *values = NULL;
   size_t room = 0;
   for (uint32_t i = 0; i < count; i++) {
-    ek_value *grown = rpc_room(values, i, &room, sizeof *values);
+    ek_value *grown = rpc_grow(values, i, &room, sizeof *values);
     ek_value value = ek_value_none();
     if (grown != NULL) values = grown;
     if (grown == NULL || rpc_read_value(reader, depth, &value) != 0) {
@@ -187,7 +187,7 @@ static int take_yours(rpc_reader *reader, ek_value *out) {
   uint64_t handle = 0;
   if (take(reader, &handle, 8) != 0) return -1;
   const ek_value *found = rpc_local_object(reader->session, handle);
-  if (found == NULL) return rpc_frame_error("no thing has this handle");
+  if (found == NULL) return rpc_frame_error("no object has this handle");
   ek_value_retain(found);
   *out = *found;
   return 0;
@@ -199,7 +199,7 @@ static int read_client_function(rpc_reader *reader, ek_value *out) {
   return rpc_client_function(reader->session, handle, out);
 }
 
-/* Other things of the client's: they are read, so that the rest is, and refused. */
+/* Other objects of the client: parsed, so that the rest of the message is, and refused. */
 static int refuse_object(rpc_reader *reader, int tag) {
   uint64_t handle = 0;
   ek_bytes text;
@@ -208,7 +208,7 @@ static int refuse_object(rpc_reader *reader, int tag) {
   if (tag == RPC_TAG_TENSOR && take_type(reader, &type) != 0) return -1;
   if (tag == RPC_TAG_OBJECT && take_text(reader, &text) != 0) return -1;
   return ek_error("TypeError", "rpc: this server takes numbers, text, containers, functions and its "
-                  "own things; a thing of the client's came");
+                  "own objects; got an object of the client");
 }
 
 int rpc_read_value(rpc_reader *reader, int depth, ek_value *out) {
@@ -365,7 +365,7 @@ static void put_type(rpc_session *session, const ek_dltensor *tensor) {
   rpc_put(session, tensor->shape, 8 * (size_t)tensor->ndim);
 }
 
-/* A thing of this side, by a new handle; one of the other side by its own. A callback of the
+/* A local object, by a new handle; one of the other side by its own. A callback of the
 ** client's that comes back to it is its own function again, and no chain of two. */
 static int put_object(rpc_session *session, const ek_value *value) {
   uint64_t handle = 0;

@@ -4,7 +4,7 @@
 #define EK_VM_H_
 
 #include "ek_executable.h"
-#include "ek_lend.h"
+#include "ek_borrow.h"
 #include "ek_signature.h"
 #include "ek_verify.h"
 
@@ -71,7 +71,7 @@ typedef struct ek_vm {
   ek_value *args;                          /* borrowed values of the call being made */
   ek_value result;                         /* owned: of a run that ended, until it is handed out */
   ek_seen *seen;                           /* one per symbol of the executable */
-  ek_lent lent;                            /* by the caller, during a call */
+  ek_borrowed borrowed;                    /* the caller's tensors, during a call */
   ek_vm_place *places;                     /* owned */
   int32_t n_places;
   ek_arenas arenas;                        /* kept from run to run */

@@ -16,7 +16,7 @@ static void vm_deleter(void *self, int flags) {
     ek_free(vm->frames);
     ek_free(vm->args);
     ek_free(vm->seen);
-    ek_lent_free(&vm->lent);
+    ek_borrow_free(&vm->borrowed);
     ek_free(vm->places);
     ek_arenas_remove(&vm->arenas);
     (void)ek_async_set(vm, false);
@@ -102,7 +102,7 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
   bool is_lent = value->type_index == EK_DLTENSOR_PTR;
   bool can_stay = ek_vm_is_readable(tensor);
   if (is_lent && may_lend && can_stay && tensor->device.type == EK_CPU) {
-    return ek_lent_add(&vm->lent, tensor, to);
+    return ek_borrow_tensor(&vm->borrowed, tensor, to);
   }
   if (is_lent || !can_stay) {
     if (ek_tensor_copied(tensor, tensor->device, &copy) != 0) return -1;
@@ -265,8 +265,8 @@ int ek_vm_end(ek_vm *vm, ek_value *ret) {
   int status = 0;
   *ret = vm->result;
   vm->result = ek_value_none();
-  if (vm->lent.count != 0) status = ek_lent_end(&vm->lent, ret);
-  if (status == 0) status = ek_result_part(ret);
+  if (vm->borrowed.count != 0) status = ek_borrow_end(&vm->borrowed, ret);
+  if (status == 0) status = ek_result_unalias(ret);
   ek_arenas_rest(&vm->arenas);
   __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
   return status;

@@ -1,6 +1,6 @@
 /* Device placement of values: copies between devices, imported data, and the check that all
 ** arguments of a primitive are on one device. */
-#include "ek_parts.h"
+#include "ek_tensor_walk.h"
 #include "ek_vm.h"
 
 #include <stdio.h>

@@ -186,7 +186,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fuzz"
 
 
-SERVER = ("ek_rpc_wire", "ek_rpc_things", "ek_rpc_serve", "ek_rpc_services", "ek_rpc_files")
+SERVER = ("ek_rpc_wire", "ek_rpc_handles", "ek_rpc_serve", "ek_rpc_services", "ek_rpc_files")
 
 
 def fuzz(fuzzer: Path, frames: int, seed: int) -> list[int]:

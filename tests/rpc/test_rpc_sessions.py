@@ -354,7 +354,7 @@ def test_dropped_proxies_release_remote_objects() -> None:
     gc.collect()
     fresh = begin(1)
     assert isinstance(fresh, rpc.RemoteTensor)
-    with pytest.raises(rpc.FrameError, match="no thing has this handle"):
+    with pytest.raises(rpc.FrameError, match="no object has this handle"):
         remote._endpoint.request(3, min(handles), "x")
 
 

@@ -160,13 +160,13 @@ def _interrupts() -> Iterator[list[int]]:
     """Record Ctrl-C instead of raising KeyboardInterrupt, so that an engine step is never
     interrupted.
     """
-    found: list[int] = []
+    signals: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
-        found.append(number)
+        signals.append(number)
 
     before = signal.signal(signal.SIGINT, take)
     try:
-        yield found
+        yield signals
     finally:
         signal.signal(signal.SIGINT, before)

@@ -90,8 +90,10 @@ def _plan(model: Model, dims: Mapping[str, int], options: CompileOptions) -> run
     plan = plan_program(model, options)
     symbols = _symbols_of(plan)
     if unknown := [name for name in dims if name not in symbols]:
-        known = ", ".join(symbols) or "none"
-        raise InputError(f"fit: no dimension '{unknown[0]}' in the inputs; there are: {known}")
+        symbol_names = ", ".join(symbols) or "none"
+        raise InputError(
+            f"fit: no dimension '{unknown[0]}' in the inputs; there are: {symbol_names}"
+        )
     if missing := [name for name in symbols if name not in dims]:
         raise InputError(f"fit: dimension '{missing[0]}' needs a size: --dim {missing[0]}=N")
     if not symbols:

@@ -162,10 +162,10 @@ class _ForwardBuilder:
             offset = config.position_offset
             rows = (config.max_positions + offset, config.hidden)
             learned = self.parts.read_weight(names.positions, rows)
-            places = (
+            positions = (
                 op.add(tokens.positions, const(np.int32(offset))) if offset else tokens.positions
             )
-            x = op.add(x, embedding_lookup(learned, places))
+            x = op.add(x, embedding_lookup(learned, positions))
         if names.embedding_norm:
             x = self.parts.norm(x, names.embedding_norm)
         x = self.let("embedded", x)

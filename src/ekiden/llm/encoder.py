@@ -205,10 +205,10 @@ class _EncoderBuilder:
         prefix, offset = config.prefix + "embeddings.", config.position_offset
         tokens = self._embedding_weight("word_embeddings", config.vocabulary)
         learned = self._embedding_weight("position_embeddings", config.max_positions + offset)
-        places = op.add(positions, const(np.int32(offset))) if offset else positions
+        position_ids = op.add(positions, const(np.int32(offset))) if offset else positions
         kinds = self._embedding_weight("token_type_embeddings", config.types)
         x = op.add(embedding_lookup(tokens, ids), embedding_lookup(kinds, types))
-        x = op.add(x, op.reshape(embedding_lookup(learned, places), (1, -1, hidden)))
+        x = op.add(x, op.reshape(embedding_lookup(learned, position_ids), (1, -1, hidden)))
         return self.let("embedded", self._norm(x, prefix + "LayerNorm"))
 
     def _embedding_weight(self, name: str, rows: int) -> Weight:

@@ -77,14 +77,14 @@ class EncoderProgram:
         """Return hidden states [texts, max tokens, hidden], or logits [texts, labels]."""
         lengths = np.array([len(pair.tokens) for pair in pairs], np.int32)
         ids = np.zeros((len(pairs), lengths.max()), np.int32)
-        parts = np.zeros_like(ids)
-        for row, kinds, pair in zip(ids, parts, pairs, strict=True):
+        segment_ids = np.zeros_like(ids)
+        for row, kinds, pair in zip(ids, segment_ids, pairs, strict=True):
             row[: len(pair.tokens)] = pair.tokens
             if self.config.types > 1:
                 kinds[: len(pair.tokens)] = pair.parts
         positions = np.arange(ids.shape[1], dtype=np.int32)
         with self._calls:
-            result = self._machine.invoke("main", ids, lengths, parts, positions)
+            result = self._machine.invoke("main", ids, lengths, segment_ids, positions)
         assert isinstance(result, runtime.Tensor)
         return np.asarray(result.numpy(), np.float32)
 

@@ -302,8 +302,8 @@ class _SchemaCompiler:
             raise self._error(path, f"'{unknown[0][:64]}' is not supported here")
 
     def _error(self, path: tuple[str, ...], message: str) -> InputError:
-        place = "/".join(path[:8])
-        return InputError(f"schema{' at ' + place if place else ''}: {message}")
+        schema_path = "/".join(path[:8])
+        return InputError(f"schema{' at ' + schema_path if schema_path else ''}: {message}")
 
 
 def _is_list_of_texts(value: object) -> bool:

@@ -357,14 +357,14 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
-        places, changes = logit_biases([streams[i] for i in done])
+        bias_ids, changes = logit_biases([streams[i] for i in done])
         placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
             self._call_entry(DRAFT, small, *where, *placing, picks)
         result = self._call_entry(
             PREFILL, state[0], *where, *placing, picks, history, np.array(done, np.int32), lengths,
-            settings, seeds, moves, states[list(done)], is_greedy, places, changes,
+            settings, seeds, moves, states[list(done)], is_greedy, bias_ids, changes,
             np.array(changes.size > 0),
         )  # fmt: skip
         assert isinstance(result, tuple)
@@ -601,8 +601,8 @@ class Model:
             changes["grammar"] = self.grammar(conversation.pattern, conversation.marks)
         if sampling is None:
             self.check_prompt(conversation.tokens)
-            rest = self.context - len(conversation.tokens)
-            sampling = Sampling(**{"max_tokens": rest, **self.sampling_defaults})  # type: ignore[arg-type]
+            remaining = self.context - len(conversation.tokens)
+            sampling = Sampling(**{"max_tokens": remaining, **self.sampling_defaults})  # type: ignore[arg-type]
         stream = self.engine.submit(conversation.tokens, _change(sampling, changes))
         return ChatAnswer(stream, conversation)
 

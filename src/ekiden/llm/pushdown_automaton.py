@@ -217,8 +217,8 @@ class PushdownAutomaton:
         """Return the states [n] after one byte class each. Raises RegexError for a pattern that
         takes too many.
         """
-        found = self.table[states, kinds]
-        missing = np.flatnonzero(found == UNKNOWN)
+        next_states = self.table[states, kinds]
+        missing = np.flatnonzero(next_states == UNKNOWN)
         if len(missing):
             # Marked rather than sorted: there are many nodes of a trie, and few pairs.
             is_missing = np.zeros((len(self._sets), self._kind_count), np.bool_)
@@ -226,8 +226,8 @@ class PushdownAutomaton:
             for state, kind in np.argwhere(is_missing).tolist():
                 target = self._step(state, kind)
                 self.table[state, kind] = target
-            found = self.table[states, kinds]
-        return found
+            next_states = self.table[states, kinds]
+        return next_states
 
     def _step(self, state: int, kind: int) -> int:
         targets = [

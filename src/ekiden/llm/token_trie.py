@@ -36,9 +36,9 @@ class TrieLevel:
         """
         begins = self.begins[nodes]
         counts = self.begins[nodes + 1] - begins
-        places = np.repeat(np.arange(len(nodes), dtype=np.int32), counts)
+        parents = np.repeat(np.arange(len(nodes), dtype=np.int32), counts)
         shifts = begins - (np.cumsum(counts) - counts)
-        return (np.arange(len(places)) + shifts[places]).astype(np.int32), places
+        return (np.arange(len(parents)) + shifts[parents]).astype(np.int32), parents
 
 
 class TokenTrie:

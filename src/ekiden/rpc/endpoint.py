@@ -67,7 +67,7 @@ class Endpoint:
         self.channel = channel
         self.far = far
         self.peer_limit = MAX_HELLO_BYTES
-        self.things: dict[int, object] = {}
+        self.local_objects: dict[int, object] = {}
         self._last = 0
         """The newest handle."""
         self._dropped: deque[int] = deque()
@@ -235,24 +235,24 @@ class Endpoint:
     def close(self) -> None:
         """End the session and release every object that the peer held."""
         self.channel.close()
-        self.things.clear()
+        self.local_objects.clear()
 
     def export(self, value: object) -> int:
         """Return a new handle of a local object. Raises RPCError if the other side already holds
         MAX_HANDLES.
         """
         # Without a bound, a peer could make this side hold any amount of memory.
-        if len(self.things) >= MAX_HANDLES:
-            raise RPCError(f"rpc: the other side holds {MAX_HANDLES} things already")
+        if len(self.local_objects) >= MAX_HANDLES:
+            raise RPCError(f"rpc: the other side holds {MAX_HANDLES} objects already")
         self._last += 1
-        self.things[self._last] = value
+        self.local_objects[self._last] = value
         return self._last
 
     def local_object(self, handle: int) -> object:
         """Return the object of a handle. Raises FrameError for an unknown or released handle."""
-        if handle not in self.things:
-            raise FrameError(f"rpc: no thing has the handle {handle}")
-        return self.things[handle]
+        if handle not in self.local_objects:
+            raise FrameError(f"rpc: no object has the handle {handle}")
+        return self.local_objects[handle]
 
     def remote_handle(self, value: object) -> int | None:
         """Return the remote handle behind a proxy, or None."""
@@ -278,7 +278,7 @@ class Endpoint:
                 raise ValueError(f"rpc: {kind.name}: {size_limit} expected, got {size}")
         except BaseException:
             for handle in range(before + 1, self._last + 1):
-                self.things.pop(handle, None)
+                self.local_objects.pop(handle, None)
             raise
         self.channel.send(frame, tail)
 
@@ -301,7 +301,7 @@ class Endpoint:
             for handle in cast(list[int], fields[0]):
                 # Raises FrameError for a handle that was released twice.
                 self.local_object(handle)
-                del self.things[handle]
+                del self.local_objects[handle]
             return
         self._depth += 1
         try:

@@ -118,7 +118,7 @@ _MESSAGE_ROWS = (
     MessageRow(Kind.SIZE,     "s",   "file", "how many bytes such a file has: RETURN int"),
     MessageRow(Kind.REMOVE,   "s",   "file",               "removes such a file"),
     MessageRow(Kind.LIST,     "",    "", "the names of such files: RETURN array of str"),
-    MessageRow(Kind.RELEASE, "H", "handles", "drops things of the receiver's; nothing is answered"),
+    MessageRow(Kind.RELEASE, "H", "handles", "releases objects of the receiver; no answer"),
     MessageRow(Kind.IMPORT,   "hh",  "module imported",
         "has a module look for functions in another too"),
     MessageRow(Kind.RETURN,   "v",   "value", "the answer to the last request that waits for one"),
@@ -169,7 +169,7 @@ VALUE_TYPES = {
     ValueTag.DEVICE: ("i32, i32", "kind of device, number"),
     ValueTag.OBJECT: (
         "u64, text",
-        "handle of the sender's, type: any other thing, to be passed back",
+        "handle of the sender's, type: any other object, to be passed back",
     ),
     ValueTag.STR: ("u32, bytes", "text"),
     ValueTag.BYTES: ("u32, bytes", "bytes"),

@@ -77,11 +77,11 @@ class NoHandles:
 
     def export(self, value: object) -> int:
         """Raise TypeError: there are no local objects."""
-        raise TypeError("rpc: there are no things here")
+        raise TypeError("rpc: this peer has no objects")
 
     def local_object(self, handle: int) -> object:
         """Raise FrameError: there are no local objects."""
-        raise FrameError("rpc: there are no things here")
+        raise FrameError("rpc: this peer has no objects")
 
     def remote_handle(self, value: object) -> int | None:
         """Return None: there are no remote objects."""
@@ -89,7 +89,7 @@ class NoHandles:
 
     def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Raise FrameError: there are no remote objects."""
-        raise FrameError("rpc: there are no things here")
+        raise FrameError("rpc: this peer has no objects")
 
 
 class MessageWriter:

@@ -163,14 +163,15 @@ def check_plain_request(name: str, request: TextRequest) -> None:
         raise RequestError(f"'prompt': model '{name}' answers conversations alone")
     if request.adapter:
         raise RequestError(f"'lora': model '{name}' has no adapters")
-    asked = request.sampling
+    sampling = request.sampling
     settings: dict[str, object] = {
         "tools": request.tools, "chat_template_kwargs": request.template_options,
-        "top_k": asked.top_k is not None, "min_p": asked.min_p is not None,
-        "repetition_penalty": asked.repetition_penalty is not None,
-        "frequency_penalty": asked.frequency_penalty, "presence_penalty": asked.presence_penalty,
-        "logit_bias": asked.logit_bias, "logprobs": asked.logprobs is not None,
-        "ignore_eos": asked.ignore_end,
+        "top_k": sampling.top_k is not None, "min_p": sampling.min_p is not None,
+        "repetition_penalty": sampling.repetition_penalty is not None,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "logit_bias": sampling.logit_bias, "logprobs": sampling.logprobs is not None,
+        "ignore_eos": sampling.ignore_end,
     }  # fmt: skip
     for setting, is_asked in settings.items():
         if is_asked:

@@ -84,7 +84,7 @@ class OpenAIAnswer:
             for body in self._form.first(self._prompt_text(index)):
                 yield self._chunk(index, body)
         async for index, delta in merge_deltas([self._deltas(n) for n in range(count)]):
-            for body in self._form.part(delta):
+            for body in self._form.delta(delta):
                 yield self._chunk(index, body)
         if self._request.usage:
             yield {**self._response_head(self._form.chunk), "choices": [], "usage": self._usage()}
@@ -194,22 +194,23 @@ class ChatFormat:
         """Return the first event bodies of a choice."""
         return [self._body({"role": "assistant", "content": ""})]
 
-    def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
+    def delta(self, choice_delta: ChoiceDelta) -> list[dict[str, object]]:
         """Return the event bodies of a delta."""
-        delta, bodies = part.delta, []
+        delta, bodies = choice_delta.delta, []
         if delta is not None and delta.call is not None:
             bodies.append(
                 self._body(
-                    {"tool_calls": [{"index": part.call_index, **_format_call(delta)}]}, part.scores
+                    {"tool_calls": [{"index": choice_delta.call_index, **_format_call(delta)}]},
+                    choice_delta.scores,
                 )
             )
         elif delta is not None:
             key = "reasoning_content" if delta.kind == "reasoning" else "content"
-            bodies.append(self._body({key: delta.text}, part.scores))
-        elif part.scores:
-            bodies.append(self._body({"content": ""}, part.scores))
-        if part.finish:
-            bodies.append(self._body({}, finish=part.finish))
+            bodies.append(self._body({key: delta.text}, choice_delta.scores))
+        elif choice_delta.scores:
+            bodies.append(self._body({"content": ""}, choice_delta.scores))
+        if choice_delta.finish:
+            bodies.append(self._body({}, finish=choice_delta.finish))
         return bodies
 
     def _body(
@@ -252,8 +253,8 @@ class CompletionFormat:
 
     def choice(self, deltas: Sequence[ChoiceDelta], prompt: str) -> dict[str, object]:
         """Return a complete choice from its deltas."""
-        text = "".join(part.delta.text for part in deltas if part.delta is not None)
-        scores = [score for part in deltas for score in part.scores]
+        text = "".join(d.delta.text for d in deltas if d.delta is not None)
+        scores = [score for d in deltas for score in d.scores]
         return {
             "text": prompt + text, "logprobs": self._logprobs(scores),
             "finish_reason": deltas[-1].finish,
@@ -263,10 +264,10 @@ class CompletionFormat:
         """Return the first event bodies of a choice."""
         return [self._body(prompt)] if prompt else []
 
-    def part(self, part: ChoiceDelta) -> list[dict[str, object]]:
+    def delta(self, choice_delta: ChoiceDelta) -> list[dict[str, object]]:
         """Return the event bodies of a delta."""
-        text = "" if part.delta is None else part.delta.text
-        return [self._body(text, part.scores, part.finish)]
+        text = "" if choice_delta.delta is None else choice_delta.delta.text
+        return [self._body(text, choice_delta.scores, choice_delta.finish)]
 
     def _body(
         self, text: str, scores: Sequence[ScoredToken] = (), finish: str = ""

@@ -185,17 +185,17 @@ def _read_response_format(name: str, value: Any) -> str:  # noqa: ANN401  # JSON
     form = value if isinstance(value, dict) else {}
     kind, described = form.get("type"), form.get("json_schema")
     if kind == "json_schema" and isinstance(described, dict) and "schema" in described:
-        known, schema = {"type", "json_schema"}, described["schema"]
+        known_fields, schema = {"type", "json_schema"}, described["schema"]
     elif kind == "json_object":
         # A schema beside it is an extension of llama.cpp's server.
-        known, schema = {"type", "schema"}, form.get("schema")
+        known_fields, schema = {"type", "schema"}, form.get("schema")
     elif kind == "text":
-        known, schema = {"type"}, None
+        known_fields, schema = {"type"}, None
     else:
         raise RequestError(
             f"'{name}': 'text', 'json_object', or 'json_schema' with a schema, expected"
         )
-    if unknown := sorted(form.keys() - known):
+    if unknown := sorted(form.keys() - known_fields):
         raise RequestError(f"'{name}.{unknown[0][:64]}' is not supported")
     if schema is None:
         return json_object_pattern() if kind == "json_object" else ""

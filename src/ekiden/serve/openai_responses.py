@@ -191,9 +191,9 @@ class ResponsesAnswer(OpenAIAnswer):
             } if is_done else None,
         }  # fmt: skip
 
-    def _delta_events(self, part: ChoiceDelta) -> list[dict[str, object]]:
+    def _delta_events(self, choice_delta: ChoiceDelta) -> list[dict[str, object]]:
         """Return the events of a delta."""
-        delta = part.delta
+        delta = choice_delta.delta
         if delta is None:
             return []
         events: list[dict[str, object]] = []
@@ -228,12 +228,14 @@ class ResponsesAnswer(OpenAIAnswer):
             )
         ]
         if kind != "call":
-            part: dict[str, object] = {"type": "reasoning_text", "text": ""}
+            content_part: dict[str, object] = {"type": "reasoning_text", "text": ""}
             if kind == "content":
-                part = {"type": "output_text", "text": "", "annotations": []}
-            item["content"] = [part]
+                content_part = {"type": "output_text", "text": "", "annotations": []}
+            item["content"] = [content_part]
             events.append(
-                self._item_event("response.content_part.added", content_index=0, part=dict(part))
+                self._item_event(
+                    "response.content_part.added", content_index=0, part=dict(content_part)
+                )
             )
         return events
 
@@ -253,11 +255,13 @@ class ResponsesAnswer(OpenAIAnswer):
                 )
             ]
         else:
-            part = item["content"][0]
+            content_part = item["content"][0]
             name = "response.reasoning_text" if kind == "reasoning" else "response.output_text"
             events = [
-                self._item_event(f"{name}.done", content_index=0, text=part["text"]),
-                self._item_event("response.content_part.done", content_index=0, part=dict(part)),
+                self._item_event(f"{name}.done", content_index=0, text=content_part["text"]),
+                self._item_event(
+                    "response.content_part.done", content_index=0, part=dict(content_part)
+                ),
             ]
         done = self._event(
             "response.output_item.done", output_index=len(self._items) - 1, item=dict(item)

@@ -349,8 +349,10 @@ def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, 
     ValueError for a negative dimension, TypeError for another float.
     """
     dim_list = (shape,) if isinstance(shape, (PrimExpr, int, float)) else tuple(shape)
-    whole = (int(d) if isinstance(d, float) and d.is_integer() else d for d in dim_list)
-    dims = tuple(convert(d, "int64") if not isinstance(d, float) else convert(d) for d in whole)
+    integral_dims = (int(d) if isinstance(d, float) and d.is_integer() else d for d in dim_list)
+    dims = tuple(
+        convert(d, "int64") if not isinstance(d, float) else convert(d) for d in integral_dims
+    )
     for dim in dims:
         if not dt.is_int(dim.dtype):
             raise TypeError(f"{what}: a dimension must be an integer, got {dim!r}")

@@ -203,8 +203,8 @@ def prim_func_task(func: PrimFunc, target: TargetLike | None = None, name: str =
     """
     chosen = target_or_current(target)
     untuned = model_schedule(func, block_names(func), chosen)
-    found = generate_sketches(func, chosen)
-    space = TraceSpace(func, tuple(s.trace for s in found), tuple(s.name for s in found))
+    sketches = generate_sketches(func, chosen)
+    space = TraceSpace(func, tuple(s.trace for s in sketches), tuple(s.name for s in sketches))
     return _make_program_task(func, untuned, space, name, chosen, structural_digest(func))
 
 
@@ -223,7 +223,10 @@ def schedule_task(
         schedule = Schedule(func, seed=number + 1)
         build_schedule(schedule)
         traces.append(schedule.trace)
-    names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
+    names = tuple(
+        getattr(schedule_function, "__name__", f"way{n}")
+        for n, schedule_function in enumerate(ways)
+    )
     chosen = target_or_current(target)
     space = TraceSpace(func, tuple(traces), names)
     return _make_program_task(func, None, space, name, chosen, structural_digest(func))

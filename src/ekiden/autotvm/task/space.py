@@ -194,12 +194,12 @@ class ConfigSpace(Config):
         range ends before.
         """
         first, last = start or 0, self.range_length if end is None else end
-        step, left = (1 if n > 0 else -1), abs(n)
-        while left:
+        step, remaining = (1 if n > 0 else -1), abs(n)
+        while remaining:
             index += step
             if not first <= index < last:
                 return None
-            left -= self.is_index_valid(index)
+            remaining -= self.is_index_valid(index)
         return index
 
     def sample_ints(self, m: int) -> list[int]:
@@ -336,15 +336,15 @@ class FallbackConfigEntity(ConfigSpace):
         """Split an axis by the largest divisors that the constraints allow, innermost factor first;
         -1 means no constraint. Raises InputError, a RuntimeError, where no split exists.
         """
-        left = math.prod(super().__getitem__(name).size)
+        remaining = math.prod(super().__getitem__(name).size)
         sizes: list[int] = []
         for limit in reversed(constraints):
-            bound = left if limit == -1 else min(limit, left)
-            size = next((n for n in range(bound, 0, -1) if left % n == 0), 0)
+            bound = remaining if limit == -1 else min(limit, remaining)
+            size = next((n for n in range(bound, 0, -1) if remaining % n == 0), 0)
             if not size:
                 raise FallbackError(f"config: '{name}': no split fits {list(constraints)}")
             sizes.insert(0, size)
-            left //= size
+            remaining //= size
         self._entities[name] = SplitEntity(sizes)
 
 

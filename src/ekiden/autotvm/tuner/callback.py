@@ -77,13 +77,13 @@ def progress_bar(total: int, prefix: str = "", si_prefix: str = "G") -> Callback
     ) -> None:
         """Print the current and the best throughput and the number of trials."""
         nonlocal best, done
-        now = 0.0
+        throughput = 0.0
         for inp, result in zip(inputs, results, strict=False):
             if result.error_no == 0:
-                now = float(inp.task.flop / np.mean(result.costs))
-                best = max(best, now)
+                throughput = float(inp.task.flop / np.mean(result.costs))
+                best = max(best, throughput)
         done += len(inputs)
-        speeds = "/".join(f"{format_si_prefix(s, si_prefix):7.2f}" for s in (now, best))
+        speeds = "/".join(f"{format_si_prefix(s, si_prefix):7.2f}" for s in (throughput, best))
         sys.stdout.write(
             f"\r{prefix} Current/Best: {speeds} {si_prefix}FLOPS | Progress: ({done}/{total}) "
             f"| {time.monotonic() - start:.2f} s"

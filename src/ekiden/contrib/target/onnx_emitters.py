@@ -165,11 +165,11 @@ def _arg_reduction_emitter(op_type: str) -> Emitter:
         axes, attrs = _reduction_axes(call), _call_attrs(call)
         _require_supported(axes is not None and len(axes) == 1, call, "other than one axis")
         assert axes is not None
-        place = writer.emit(
+        index = writer.emit(
             op_type, args, axis=axes[0], keepdims=int(attrs.keepdims),
             select_last_index=int(attrs.select_last_index),
         )  # fmt: skip
-        return _emit_dtype_cast(writer, place, _tensor_type(call).dtype)
+        return _emit_dtype_cast(writer, index, _tensor_type(call).dtype)
 
     return emit
 
@@ -361,8 +361,8 @@ def _emit_concatenate(writer: GraphWriter, call: Call, args: list[str]) -> str:
 
 def _emit_stack(writer: GraphWriter, call: Call, args: list[str]) -> str:
     axis = int(_call_attrs(call).axis) % _tensor_rank(call)
-    parts = [writer.emit("Unsqueeze", [name, writer.add_int64_constant(axis)]) for name in args]
-    return writer.emit("Concat", parts, axis=axis)
+    expanded = [writer.emit("Unsqueeze", [name, writer.add_int64_constant(axis)]) for name in args]
+    return writer.emit("Concat", expanded, axis=axis)
 
 
 def _emit_split(writer: GraphWriter, call: Call, args: list[str]) -> list[str]:

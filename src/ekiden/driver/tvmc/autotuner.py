@@ -126,21 +126,21 @@ def filter_tasks(tasks: Sequence[Task], expression: str) -> list[Task]:
     Raises InputError for another expression.
     """
     chosen: dict[int, Task] = {}
-    for part in (part.strip() for part in expression.split(",")):
-        first, dash, last = part.partition("-")
-        if part in ("list", "help"):
+    for selector in (selector.strip() for selector in expression.split(",")):
+        first, dash, last = selector.partition("-")
+        if selector in ("list", "help"):
             rows = (f"{n:3} {task.calls:3} {task}" for n, task in enumerate(tasks))
             print("\n".join(rows))
             return []
-        if part == "all":
+        if selector == "all":
             chosen |= dict(enumerate(tasks))
         elif first.isdigit() and (last.isdigit() or not last):
             end = int(last) if last else len(tasks) - 1 if dash else int(first)
             if end >= len(tasks):
-                raise InputError(f"tvmc: tasks 0 to {len(tasks) - 1} expected, got '{part}'")
+                raise InputError(f"tvmc: tasks 0 to {len(tasks) - 1} expected, got '{selector}'")
             chosen |= {n: tasks[n] for n in range(int(first), end + 1)}
         else:
-            raise InputError(f"tvmc: --tasks: numbers or ranges expected, got '{part}'")
+            raise InputError(f"tvmc: --tasks: numbers or ranges expected, got '{selector}'")
     return [chosen[n] for n in sorted(chosen)]
 
 

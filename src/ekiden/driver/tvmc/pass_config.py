@@ -25,20 +25,20 @@ def parse_configs(input_configs: Sequence[str] | Mapping[str, object] | None) ->
     """
     if input_configs is None or isinstance(input_configs, Mapping):
         return dict(input_configs or {})
-    known = PassContext.list_configs()
+    config_types = PassContext.list_configs()
     values: dict[str, object] = {}
     added: list[tuple[int, object]] = []
     for text in input_configs:
         name, _, value = text.partition("=")
         if not name or not value:
             raise InputError(f"tvmc: --pass-config: name=value expected, got '{text}'")
-        if name not in known:
+        if name not in config_types:
             raise InputError(f"tvmc: --pass-config: no option is called '{name}'")
         if name == ADDED_PASSES_OPTION:
             added += _parse_added_passes(value)
             values[name] = added
         else:
-            values[name] = _parse_value(value, str(known[name]["type"]))
+            values[name] = _parse_value(value, str(config_types[name]["type"]))
     return values
 
 
@@ -71,7 +71,7 @@ def _find_pass(path: str) -> object:
     """Return the pass of a path: a factory of Ekiden is called, a program's own pass is not."""
     is_own = path.startswith(LOWER_PASSES_MODULE)
     module, _, name = (f"ekiden.{path}" if is_own else path).rpartition(".")
-    found = getattr(importlib.import_module(module), name, None) if module else None
-    if found is None:
+    pass_object = getattr(importlib.import_module(module), name, None) if module else None
+    if pass_object is None:
         raise InputError(f"tvmc: --pass-config: no pass is called '{path}'")
-    return found() if is_own else found
+    return pass_object() if is_own else pass_object

@@ -14,11 +14,11 @@ def parse_pass_list_str(input_string: str) -> list[str]:
     Raises ArgumentError that lists the names of no pass.
     """
     names = input_string.split(",")
-    known = registered_passes()
-    unknown = [name for name in names if name and name.rpartition(".")[2] not in known]
+    pass_names = registered_passes()
+    unknown = [name for name in names if name and name.rpartition(".")[2] not in pass_names]
     if unknown:
         raise ArgumentError(
             f"'{input_string}': no pass is called {', '.join(unknown)}; there are: "
-            + ", ".join(sorted(known))
+            + ", ".join(sorted(pass_names))
         )
     return names

@@ -58,19 +58,19 @@ def make_inputs_dict(
     Raises:
         InputError: An array for no input, an unknown mode, or an input whose shape is not fixed.
     """
-    given = dict(inputs or {})
-    if unknown := [name for name in given if name not in inputs_info]:
+    arrays = dict(inputs or {})
+    if unknown := [name for name in arrays if name not in inputs_info]:
         names = ", ".join(inputs_info)
         raise InputError(f"tvmc: no input is called '{unknown[0]}'; there are: {names}")
     for name, (shape, dtype) in inputs_info.items():
-        if name not in given:
+        if name not in arrays:
             if any(d < 0 for d in shape):
                 raise InputError(
                     f"tvmc: '{name}' has the shape {tuple(shape)}: --inputs or --input-shapes "
                     "says its size"
                 )
-            given[name] = generate_tensor_data(shape, dtype, fill_mode)
-    return {name: given[name] for name in inputs_info}
+            arrays[name] = generate_tensor_data(shape, dtype, fill_mode)
+    return {name: arrays[name] for name in inputs_info}
 
 
 def run_module(

@@ -60,13 +60,13 @@ def tokenize_target(target: str) -> list[str]:
 
 def parse_target(target: str) -> list[ParsedTarget]:
     """Parse the targets of a text such as "opencl -device=mali, llvm". Raises InputError."""
-    parts: list[list[str]] = [[]]
+    target_tokens: list[list[str]] = [[]]
     for token in tokenize_target(target):
         if token == ",":
-            parts.append([])
+            target_tokens.append([])
         else:
-            parts[-1].append(token)
-    if not all(parts):
+            target_tokens[-1].append(token)
+    if not all(target_tokens):
         raise InputError(f"tvmc: --target: a name expected beside each comma, got '{target}'")
     codegens = get_codegen_names()
     return [
@@ -76,7 +76,7 @@ def parse_target(target: str) -> list[ParsedTarget]:
             "raw": " ".join((name, *options)),
             "is_tvm_target": name in TARGET_KINDS and name not in codegens,
         }
-        for name, *options in parts
+        for name, *options in target_tokens
     ]
 
 
@@ -112,15 +112,22 @@ def target_from_cli(
         return Target.parse(target), []
     parsed = parse_target(target)
     _check_targets(parsed, extra_options)
-    for part in parsed:
-        part["opts"] |= extra_options.get(part["name"], {})
+    for parsed_target in parsed:
+        parsed_target["opts"] |= extra_options.get(parsed_target["name"], {})
     texts = [
-        " ".join((part["name"], *(f"-{key}={value}" for key, value in part["opts"].items())))
-        for part in parsed
-        if part["is_tvm_target"]
+        " ".join(
+            (
+                parsed_target["name"],
+                *(f"-{key}={value}" for key, value in parsed_target["opts"].items()),
+            )
+        )
+        for parsed_target in parsed
+        if parsed_target["is_tvm_target"]
     ]
     host = texts[1] if len(texts) > 1 else None
-    return Target(texts[0], host=host), [part for part in parsed if not part["is_tvm_target"]]
+    return Target(texts[0], host=host), [
+        parsed_target for parsed_target in parsed if not parsed_target["is_tvm_target"]
+    ]
 
 
 def _is_json(text: str) -> bool:
@@ -132,21 +139,23 @@ def _is_json(text: str) -> bool:
 
 
 def _check_targets(parsed: Sequence[ParsedTarget], options: Mapping[str, Any]) -> None:
-    names = [part["name"] for part in parsed]
+    names = [parsed_target["name"] for parsed_target in parsed]
     if len(set(names)) < len(names):
         raise InputError("tvmc: --target: a target is given twice")
     if names[-1] not in TARGET_KINDS:
         kinds = ", ".join(TARGET_KINDS)
         raise InputError(f"tvmc: --target: the last one of {kinds} expected, got '{names[-1]}'")
-    kind_names = [part["name"] for part in parsed if part["is_tvm_target"]]
+    kind_names = [
+        parsed_target["name"] for parsed_target in parsed if parsed_target["is_tvm_target"]
+    ]
     if len(kind_names) > 2:
         raise InputError(
             f"tvmc: --target: a target and a host expected, got {', '.join(kind_names)}"
         )
     codegens = get_codegen_names()
-    for part in parsed:
-        if not part["is_tvm_target"] and part["name"] not in codegens:
-            raise InputError(f"tvmc: --target: no target is called '{part['name']}'")
+    for parsed_target in parsed:
+        if not parsed_target["is_tvm_target"] and parsed_target["name"] not in codegens:
+            raise InputError(f"tvmc: --target: no target is called '{parsed_target['name']}'")
     for name, values in options.items():
         if name not in names:
             raise InputError(

@@ -65,8 +65,8 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
             def store_pixel(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector through the epilogue."""
                 flat = ((n * height + y) * width + x + p) * self.channels + channel
-                place = self.geometry.result_indices([n, y, x + p, channel])
-                return self.epilogue.emit_store(place, flat, value, mask)
+                result_index = self.geometry.result_indices([n, y, x + p, channel])
+                return self.epilogue.emit_store(result_index, flat, value, mask)
 
             base = start + at * self.channels + channel
             return self.emit_tile(pixels, base, weights, mask, loops, store_pixel)

@@ -66,12 +66,12 @@ def _reduction(data: Expr, branches: Sequence[Branch], name: str) -> Expr:
 
 def _expanded_block(data: Expr, pooling: str, name: str) -> Expr:
     """Return a block of the smallest image, whose branches end in a row and a column kernel."""
-    parts = [_conv(data, (320, 1, 1), f"{name}_0")]
+    branches = [_conv(data, (320, 1, 1), f"{name}_0")]
     for number, steps in enumerate((((384, 1, 1),), ((448, 1, 1), (384, 3, 3))), 1):
         body = _conv_chain(data, steps, f"{name}_{number}")
-        parts.append(_conv(body, (384, 1, 3), f"{name}_{number}_row"))
-        parts.append(_conv(body, (384, 3, 1), f"{name}_{number}_column"))
-    return concatenate((*parts, _pool(data, pooling, 192, name)), axis=1)
+        branches.append(_conv(body, (384, 1, 3), f"{name}_{number}_row"))
+        branches.append(_conv(body, (384, 3, 1), f"{name}_{number}_column"))
+    return concatenate((*branches, _pool(data, pooling, 192, name)), axis=1)
 
 
 def _factorized_branches(inner: int) -> tuple[Branch, ...]:

@@ -8,9 +8,9 @@ cdef extern from "ek_rpc.h" nogil:
         void *self
         int (*read)(void *self, void *data, size_t size) noexcept
         int (*write)(void *self, const void *data, size_t size) noexcept
-    ctypedef struct ek_rpc_ends:
+    ctypedef struct ek_rpc_fds:
         pass
-    ek_rpc_stream ek_rpc_stream_of(ek_rpc_ends *ends)
+    ek_rpc_stream ek_rpc_fd_stream(ek_rpc_fds *fds)
     ctypedef struct ek_rpc_options:
         const char *key
         const char *folder
@@ -36,8 +36,8 @@ cdef extern from "ek_rpc_sandbox.h" nogil:
     const char *rpc_close(const rpc_limits *limits, unsigned walls, int has_devices)
 
 cdef extern from *:
-    """static inline ek_rpc_ends ends_of(int number) { return (ek_rpc_ends){number, number}; }"""
-    ek_rpc_ends ends_of(int number)
+    """static inline ek_rpc_fds socket_fds(int number) { return (ek_rpc_fds){number, number}; }"""
+    ek_rpc_fds socket_fds(int number)
 
 
 cdef int _read_stream(void *self, void *data, size_t size) noexcept nogil:
@@ -81,13 +81,13 @@ def serve_session(stream, bytes folder not None, bytes key not None, uint32_t li
     that are registered, by name. Raises FrameError where the other side broke a rule.
     """
     cdef dict own = {name: convert_to_function(f) for name, f in functions.items()}
-    cdef ek_rpc_ends ends
+    cdef ek_rpc_fds fds
     cdef ek_rpc_stream served
     cdef ek_rpc_options options
     cdef int status
     if type(stream) is int:
-        ends = ends_of(stream)
-        served = ek_rpc_stream_of(&ends)
+        fds = socket_fds(stream)
+        served = ek_rpc_fd_stream(&fds)
     else:
         served.self, served.read, served.write = <void *>stream, _read_stream, _write_stream
     memset(&options, 0, sizeof(options))

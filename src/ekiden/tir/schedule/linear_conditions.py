@@ -76,13 +76,13 @@ def linear_condition(condition: PrimExpr, variables: Sequence[Var]) -> LinearCon
     # What is loaded may be another number in each iteration.
     if any(isinstance(e, BufferLoad) for e in post_order(difference)):
         return None
-    parts = detect_linear_equation(difference, variables)
-    if not parts:
+    coefficients = detect_linear_equation(difference, variables)
+    if not coefficients:
         return None
-    scales = [scale.value for scale in parts[:-1] if isinstance(scale, IntImm)]
+    scales = [scale.value for scale in coefficients[:-1] if isinstance(scale, IntImm)]
     if len(scales) < len(variables):
         return None
-    return LinearCondition(dict(zip(variables, scales, strict=True)), parts[-1])
+    return LinearCondition(dict(zip(variables, scales, strict=True)), coefficients[-1])
 
 
 def match_choice(e: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
@@ -125,12 +125,14 @@ def value_range(index: PrimExpr, loops: Sequence[For]) -> tuple[PrimExpr, PrimEx
     """
     used = set(free_vars(index))
     moving = [s for s in loops if s.loop_var in used]
-    parts = detect_linear_equation(index, [s.loop_var for s in moving])
+    coefficients = detect_linear_equation(index, [s.loop_var for s in moving])
     variables = {s.loop_var for s in loops}
-    if not parts or any(not variables.isdisjoint(free_vars(s.min, s.extent)) for s in moving):
+    if not coefficients or any(
+        not variables.isdisjoint(free_vars(s.min, s.extent)) for s in moving
+    ):
         return None
-    low = high = parts[-1]
-    for s, scale in zip(moving, parts, strict=False):
+    low = high = coefficients[-1]
+    for s, scale in zip(moving, coefficients, strict=False):
         if not isinstance(scale, IntImm):
             return None
         first, last = scale.value * s.min, scale.value * (s.min + s.extent - 1)

@@ -40,12 +40,12 @@ def match_gather(tile: MatmulTileBuilder, realize: BlockRealize) -> GatherLoop |
     flat_a, flat_b = x.index, y.index
     index = _match_lookup(tile, flat_a, realize)
     assert isinstance(index.value, BufferLoad)
-    place = Var("place", index.dtype)
-    linear = tile.analyzer.simplify(rewrite(flat_a, lambda e: place if e is index else e))
+    lookup_index = Var("place", index.dtype)
+    linear = tile.analyzer.simplify(rewrite(flat_a, lambda e: lookup_index if e is index else e))
     zeros = {s.loop_var: const(0) for s in tile.nest.gather_loops}
     if loop.loop_var in free_vars(linear):
         refuse(f"{step} moves beside what it looks up", realize)
-    start = tile.analyzer.simplify(substitute(linear, {**zeros, place: const(0)}))
+    start = tile.analyzer.simplify(substitute(linear, {**zeros, lookup_index: const(0)}))
     first = tile.analyzer.simplify(substitute(tile.a.index, tile.tile_origin))
     if not tile.analyzer.can_prove_equal(start, first):
         refuse(
@@ -67,7 +67,7 @@ def match_gather(tile: MatmulTileBuilder, realize: BlockRealize) -> GatherLoop |
         loop.extent,
         index.value.buffer,
         tile.analyzer.simplify(substitute(table, zeros)),
-        tile.stride_along(linear, place),
+        tile.stride_along(linear, lookup_index),
         tile.analyzer.simplify(substitute(flat_b, {**zeros, tile.column: const(0)})),
         tile.stride_along(flat_b, loop.loop_var),
         tuple(words),

@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 static int read_all(void *self, void *data, size_t size) {
-  const ek_rpc_ends *ends = self;
+  const ek_rpc_fds *fds = self;
   char *at = data;
   while (size > 0) {
-    ssize_t got = read(ends->in, at, size);
+    ssize_t got = read(fds->in, at, size);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return -1;
     at += got;
@@ -18,10 +18,10 @@ static int read_all(void *self, void *data, size_t size) {
 }
 
 static int write_all(void *self, const void *data, size_t size) {
-  const ek_rpc_ends *ends = self;
+  const ek_rpc_fds *fds = self;
   const char *at = data;
   while (size > 0) {
-    ssize_t put = write(ends->out, at, size);
+    ssize_t put = write(fds->out, at, size);
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) return -1;
     at += put;
@@ -30,6 +30,6 @@ static int write_all(void *self, const void *data, size_t size) {
   return 0;
 }
 
-ek_rpc_stream ek_rpc_stream_of(ek_rpc_ends *ends) {
-  return (ek_rpc_stream){ends, read_all, write_all};
+ek_rpc_stream ek_rpc_fd_stream(ek_rpc_fds *fds) {
+  return (ek_rpc_stream){fds, read_all, write_all};
 }

@@ -9,7 +9,7 @@
 #include "ek_rpc_internal.h"
 
 static uint64_t handle_at(const rpc_session *session, uint32_t index) {
-  return (uint64_t)session->things[index].turn << 32 | (index + 1);
+  return (uint64_t)session->handles[index].generation << 32 | (index + 1);
 }
 
 /* A new handle, owning the value from now on as well as the caller does.
@@ -17,28 +17,28 @@ static uint64_t handle_at(const rpc_session *session, uint32_t index) {
 ** It is noted with the frame that gives it away, so that a frame that cannot be sent takes it
 ** back. */
 int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
-  uint32_t index = session->free_thing;
+  uint32_t index = session->free_handle;
   if (index != 0) {
-    session->free_thing = session->things[--index].next;
+    session->free_handle = session->handles[--index].next;
   } else {
-    if (session->thing_count >= RPC_MAX_HANDLES) {
-      return ek_error("MemoryError", "rpc: the client holds %d things already", RPC_MAX_HANDLES);
+    if (session->handle_count >= RPC_MAX_HANDLES) {
+      return ek_error("MemoryError", "rpc: the client holds %d objects already", RPC_MAX_HANDLES);
     }
-    size_t room = session->thing_room;
-    rpc_thing *grown = rpc_room(session->things, session->thing_count, &room, sizeof *grown);
+    size_t room = session->handle_capacity;
+    rpc_handle_slot *grown = rpc_grow(session->handles, session->handle_count, &room, sizeof *grown);
     if (grown == NULL) return -1;
-    session->things = grown;
-    session->thing_room = (uint32_t)room;
-    index = session->thing_count++;
-    grown[index].turn = 0;
+    session->handles = grown;
+    session->handle_capacity = (uint32_t)room;
+    index = session->handle_count++;
+    grown[index].generation = 0;
   }
-  rpc_thing *thing = &session->things[index];
-  thing->value = *value;
-  thing->turn++;
+  rpc_handle_slot *slot = &session->handles[index];
+  slot->value = *value;
+  slot->generation++;
   ek_value_retain(value);
   *handle = handle_at(session, index);
   uint64_t *grown =
-      rpc_room(session->exported, session->exported_count, &session->exported_room, sizeof *grown);
+      rpc_grow(session->exported, session->exported_count, &session->exported_room, sizeof *grown);
   if (grown == NULL) {
     rpc_release_handle(session, *handle);
     return -1;
@@ -51,9 +51,9 @@ int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
 /* The value of a handle, borrowed; NULL without an error for a handle that there is not. */
 ek_value *rpc_local_object(rpc_session *session, uint64_t handle) {
   uint32_t index = (uint32_t)handle - 1;
-  if ((uint32_t)handle == 0 || index >= session->thing_count) return NULL;
-  if (session->things[index].value.type_index == EK_ANY) return NULL;
-  return handle_at(session, index) == handle ? &session->things[index].value : NULL;
+  if ((uint32_t)handle == 0 || index >= session->handle_count) return NULL;
+  if (session->handles[index].value.type_index == EK_ANY) return NULL;
+  return handle_at(session, index) == handle ? &session->handles[index].value : NULL;
 }
 
 void rpc_release_handle(rpc_session *session, uint64_t handle) {
@@ -62,22 +62,22 @@ void rpc_release_handle(rpc_session *session, uint64_t handle) {
   uint32_t index = (uint32_t)handle - 1;
   ek_value held = *value;
   value->type_index = EK_ANY;
-  session->things[index].next = session->free_thing;
-  session->free_thing = index + 1;
+  session->handles[index].next = session->free_handle;
+  session->free_handle = index + 1;
   ek_value_release(&held);
 }
 
 /* Functions of the other side ------------------------------------------------------------------ */
 
 static int call_client_function(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  const rpc_far *far = self;
-  rpc_session *session = far->session;
+  const rpc_client_callback *callback = self;
+  rpc_session *session = callback->session;
   if (session->stream == NULL) return ek_error("RPCError", "rpc: the session is over");
   if (session->thread != &rpc_thread) {
     return ek_error("RPCError", "rpc: a callback is called from the thread of its session alone");
   }
   rpc_begin(session, RPC_CALL);
-  rpc_put_u64(session, far->handle);
+  rpc_put_u64(session, callback->handle);
   rpc_put_u32(session, (uint32_t)nargs);
   for (int32_t i = 0; i < nargs; i++) {
     if (rpc_put_value(session, &args[i], 0) != 0) {
@@ -89,32 +89,32 @@ static int call_client_function(void *self, const ek_value *args, int32_t nargs,
 }
 
 static void release_client_function(void *self) {
-  rpc_far *far = self;
-  rpc_session *session = far->session;
-  rpc_far **link = &session->far;
-  while (*link != far) link = &(*link)->next;
-  *link = far->next;
+  rpc_client_callback *callback = self;
+  rpc_session *session = callback->session;
+  rpc_client_callback **link = &session->callbacks;
+  while (*link != callback) link = &(*link)->next;
+  *link = callback->next;
   uint64_t *grown =
-      rpc_room(session->dropped, session->dropped_count, &session->dropped_room, sizeof *grown);
+      rpc_grow(session->dropped, session->dropped_count, &session->dropped_room, sizeof *grown);
   if (grown != NULL) {
     session->dropped = grown;
-    session->dropped[session->dropped_count++] = far->handle;
+    session->dropped[session->dropped_count++] = callback->handle;
   }
-  free(far);
+  free(callback);
   rpc_session_release(session);
 }
 
 /* A function that calls the client's. 0 or -1; '*out' owned. */
 int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out) {
-  rpc_far *far = malloc(sizeof *far);
+  rpc_client_callback *callback = malloc(sizeof *callback);
   ek_object *made = NULL;
-  if (far == NULL) return ek_error("MemoryError", "rpc: no memory for a callback");
-  if (ek_function_new(far, call_client_function, release_client_function, &made) != 0) {
-    free(far);
+  if (callback == NULL) return ek_error("MemoryError", "rpc: no memory for a callback");
+  if (ek_function_new(callback, call_client_function, release_client_function, &made) != 0) {
+    free(callback);
     return -1;
   }
-  *far = (rpc_far){session, made, handle, session->far};
-  session->far = far;
+  *callback = (rpc_client_callback){session, made, handle, session->callbacks};
+  session->callbacks = callback;
   session->refs++;
   *out = ek_value_object(made);
   return 0;
@@ -122,9 +122,9 @@ int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out) {
 
 /* Whether an object is a function of the other side, and which. */
 bool rpc_client_handle(rpc_session *session, const ek_object *object, uint64_t *handle) {
-  for (const rpc_far *far = session->far; far != NULL; far = far->next) {
-    if (far->function != object) continue;
-    *handle = far->handle;
+  for (const rpc_client_callback *callback = session->callbacks; callback != NULL; callback = callback->next) {
+    if (callback->function != object) continue;
+    *handle = callback->handle;
     return true;
   }
   return false;
@@ -149,7 +149,7 @@ rpc_session *rpc_session_new(const ek_rpc_stream *stream, const ek_rpc_options *
   session->limit = limit;
   session->peer_limit = RPC_HELLO_LIMIT;
   session->in = in;
-  session->coming.file = -1;
+  session->upload.file = -1;
   return session;
 }
 
@@ -160,9 +160,9 @@ void rpc_session_release(rpc_session *session) {
   free(session->in);
   free(session->out);
   rpc_unmap(session);
-  rpc_cancel_upload(&session->coming);
-  free(session->coming.part);
-  free(session->things);
+  rpc_cancel_upload(&session->upload);
+  free(session->upload.part);
+  free(session->handles);
   free(session->exported);
   free(session->dropped);
   free(session);

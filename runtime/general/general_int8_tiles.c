@@ -1,9 +1,10 @@
-/* Tiles of products of bytes: int16 rows that hold bytes, and weights in words of neighbours of a
-** row, a word for each column of a panel: of four int8, or of two int16 that hold bytes. Compiled
-** once for each class of processors.
+/* Register tiles of int8 matrix products, compiled once per processor class.
 **
-** Bytes are widened to int16, so that sums are exact: one instruction adds two products into an
-** int32 (pmaddwd), and the two partial sums that a column of words of four has are added at the end.
+** Rows of the left factor are int8 values widened to int16. Weights are stored as 32-bit words, one
+** word per column of a panel: four consecutive int8 values along k, or two int16.
+**
+** Products are exact, since int8 is widened to int16 first: PMADDWD adds two products into an int32
+** without saturation. A word of four int8 gives two partial sums, which are added at the end.
 */
 #include "general_class.h"
 
