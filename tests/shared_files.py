@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from watch import timeout
+
+BUILD_SECONDS = 1800
+"""Time for one build, its queue included: a compiler with an empty cache on a machine in use."""
+
 
 def folder_of_run(factory: pytest.TempPathFactory) -> Path:
     """The temporary folder that the workers of a run share."""
@@ -23,7 +28,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     """
     folder = folder_of_run(factory) / f"made-{name}"
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):
+    with timeout(BUILD_SECONDS), FileLock(folder / "lock"):
         if not (folder / "whole").exists():
             make(folder / name)
             (folder / "whole").touch()

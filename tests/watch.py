@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import pytest
@@ -14,6 +16,10 @@ GRACE = 60
 
 _stderr: list[IO[str]] = []
 """Where the stacks of a test that is stuck are written, as no test's output is."""
+
+
+_timed: list[tuple[pytest.Item, Any]] = []
+"""The test whose timer runs, with the settings of pytest-timeout; at most one."""
 
 
 def open_stderr(config: pytest.Config) -> None:
@@ -28,14 +34,37 @@ def open_stderr(config: pytest.Config) -> None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:  # noqa: ANN401
     """Python's timeout waits for the code in C that hangs; after it the process is given up, which
     pytest-xdist reports as the failure of this test."""
+    _timed[:] = [(item, settings)]
     if _stderr:
         faulthandler.dump_traceback_later(settings.timeout + GRACE, exit=True, file=_stderr[0])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    """The test has ended."""
+    """Stop the timer of a test that has ended."""
+    _timed.clear()
     faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def timeout(seconds: float) -> Iterator[None]:
+    """Give the running test a timeout of its own for a part; afterwards its usual one starts anew.
+
+    For what one test builds and others wait for: it takes minutes on a loaded machine with empty
+    caches, and the test that happens to come first is not to blame.
+    """
+    if not _timed:
+        yield
+        return
+    item, settings = _timed[0]
+    hook = item.config.hook
+    hook.pytest_timeout_cancel_timer(item=item)
+    hook.pytest_timeout_set_timer(item=item, settings=settings._replace(timeout=seconds))
+    try:
+        yield
+    finally:
+        hook.pytest_timeout_cancel_timer(item=item)
+        hook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
