@@ -56,8 +56,10 @@ class Reference:
 
     def turned(self, x: Floats, rope: RopeParameters) -> Floats:
         """[n, heads, depth] at positions 0, 1, ..."""
-        pairs = len(rope.frequencies)
-        angles = np.arange(len(x))[:, None, None] * np.array(rope.frequencies)
+        is_long = rope.long_frequencies and len(x) > rope.switch_tokens
+        frequencies = rope.long_frequencies if is_long else rope.frequencies
+        pairs = len(frequencies)
+        angles = np.arange(len(x))[:, None, None] * np.array(frequencies)
         first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
         c, s = np.cos(angles) * rope.factor, np.sin(angles) * rope.factor
         return np.concatenate((first * c - second * s, second * c + first * s, rest), -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def transformers_model(checkpoint: Memory) -> Any:  # noqa: ANN401  # of that pa
     reason = "the package transformers is what logits are compared with"
     transformers = pytest.importorskip("transformers", reason=reason)
     torch = pytest.importorskip("torch", reason=reason)
-    config: dict[str, Any] = dict(checkpoint.config)
+    config: dict[str, Any] = deepcopy(dict(checkpoint.config))  # the package adds to ropes
     kind = getattr(transformers, config.pop("architectures")[0])
     if "rope_scaling" in config:
         config["rope_parameters"] = config.pop("rope_scaling")

@@ -16,7 +16,7 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ from ekiden.relay.ty import RefType
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module"]
+__all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module", "sequence_inputs"]
 
 FORWARD_ENTRY = "forward_step"
 POSITION_RADIX = 256
@@ -88,8 +88,8 @@ def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> t
 @dataclass(frozen=True, slots=True)
 class TokenVariables:
     """Input variables of a forward call, which describe its tokens: token ids, sequences,
-    positions, page tables, the numbers of the sequences' adapters where a program has some, and the
-    rows whose logits are wanted.
+    positions, page tables, what else sequences have (`sequence_inputs`): the numbers of their
+    adapters and of their tokens, and the rows whose logits are wanted.
     """
 
     ids: Var
@@ -97,27 +97,37 @@ class TokenVariables:
     positions: Var
     tables: Var
     picks: Var
-    adapters: Var | None = None
+    by_sequence: Mapping[str, Var]
+    """By the names of `sequence_inputs`."""
 
     @staticmethod
-    def create(has_adapters: bool) -> TokenVariables:
+    def create(sequence_inputs: Sequence[str]) -> TokenVariables:
         """Create new variables: n tokens, tables of b sequences with m pages, k picks."""
         n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
-        return TokenVariables(
-            *(
-                Var(name, TensorType(shape, "int32"))
-                for name, shape in (
-                    ("ids", (n,)), ("sequences", (n,)), ("positions", (n,)), ("tables", (b, m)),
-                    ("picks", (k,)), ("adapters", (b,)),
-                )[: 6 if has_adapters else 5]
+        ids, sequences, positions, tables, picks = (
+            Var(name, TensorType(shape, "int32"))
+            for name, shape in (
+                ("ids", (n,)), ("sequences", (n,)), ("positions", (n,)), ("tables", (b, m)),
+                ("picks", (k,)),
             )
         )  # fmt: skip
+        by_sequence = {name: Var(name, TensorType((b,), "int32")) for name in sequence_inputs}
+        return TokenVariables(ids, sequences, positions, tables, picks, by_sequence)
 
     @property
     def as_parameters(self) -> tuple[Var, ...]:
         """Return the variables as function parameters."""
-        adapters = () if self.adapters is None else (self.adapters,)
-        return (self.ids, self.sequences, self.positions, self.tables, *adapters, self.picks)
+        by_sequence = self.by_sequence.values()
+        return (self.ids, self.sequences, self.positions, self.tables, *by_sequence, self.picks)
+
+
+def sequence_inputs(has_adapters: bool, *configs: DecoderConfig | None) -> tuple[str, ...]:
+    """Return the names of a program's inputs int32 [sequences] between page tables and picks: the
+    numbers of adapters, and the tokens that each sequence has, where the rope of one of its
+    decoders depends on them.
+    """
+    has_switch = any(config is not None and config.switch_tokens for config in configs)
+    return (*(("adapters",) if has_adapters else ()), *(("totals",) if has_switch else ()))
 
 
 class _ForwardBuilder:
@@ -129,14 +139,14 @@ class _ForwardBuilder:
         config: DecoderConfig,
         layout: CacheLayout,
         adapters: AdapterSet | None,
+        inputs: Sequence[str],
     ) -> None:
         self.config, self.layout = config, layout
         self.bindings: list[tuple[Var, Expr]] = []
-        self.tokens = TokenVariables.create(adapters is not None)
+        self.tokens = TokenVariables.create(inputs)
         products = None
         if adapters is not None:
-            assert self.tokens.adapters is not None
-            by_token = op.take(self.tokens.adapters, self.tokens.sequences, axis=0)
+            by_token = op.take(self.tokens.by_sequence["adapters"], self.tokens.sequences, axis=0)
             products = AdapterProducts(adapters, self.let("token_adapters", by_token), self.let)
         self.parts = DecoderLayers(checkpoint, config, products)
 
@@ -169,7 +179,7 @@ class _ForwardBuilder:
         if names.embedding_norm:
             x = self.parts.norm(x, names.embedding_norm)
         x = self.let("embedded", x)
-        rotations = [self._rotary_tables(rope, tokens.positions) for rope in config.ropes]
+        rotations = [self._rotary_tables(rope, tokens) for rope in config.ropes]
         state: Var = cache
         for n, rope_number in enumerate(config.rope_of):
             rotation = None if rope_number is None else rotations[rope_number]
@@ -199,10 +209,16 @@ class _ForwardBuilder:
             logits = op.multiply(bent, const(np.float32(cap)))
         return logits
 
-    def _rotary_tables(self, rope: RopeParameters, positions: Var) -> tuple[Var, Var]:
+    def _rotary_tables(self, rope: RopeParameters, tokens: TokenVariables) -> tuple[Var, Var]:
         """Return the cosines and sines [n, 1, pairs] of the positions."""
-        position_column = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
-        angles = op.multiply(position_column, const(np.array(rope.frequencies, np.float32)))
+        position_column = op.reshape(op.cast(tokens.positions, "float32"), (-1, 1, 1))
+        frequencies: Expr = const(np.array(rope.frequencies, np.float32))
+        if rope.long_frequencies:
+            totals = op.take(tokens.by_sequence["totals"], tokens.sequences, axis=0)
+            is_long = op.greater(totals, const(np.int32(rope.switch_tokens)))
+            long_frequencies = const(np.array(rope.long_frequencies, np.float32))
+            frequencies = op.where(op.reshape(is_long, (-1, 1, 1)), long_frequencies, frequencies)
+        angles = op.multiply(position_column, frequencies)
         factor = const(np.float32(rope.factor))
         cosines, sines = op.cos(angles), op.sin(angles)
         if rope.factor != 1.0:
@@ -429,6 +445,7 @@ def decoder_module(
     name: str = "forward",
     has_head: bool = True,
     adapters: AdapterSet | None = None,
+    inputs: Sequence[str] | None = None,
 ) -> IRModule:
     """Return the Relay module of a decoder.
 
@@ -438,8 +455,8 @@ def decoder_module(
         layout: That of the cache.
         name: Of the function; the entry is this with "_step".
         has_head: Whether it returns logits, else hidden states.
-        adapters: Those of which each sequence of a call has one or none; then the tables are
-            followed by their numbers, int32 [sequences].
+        adapters: Those of which each sequence of a call has one or none.
+        inputs: Its `sequence_inputs`, where it shares those of other decoders.
 
     Returns:
         The module.
@@ -450,7 +467,9 @@ def decoder_module(
         UnsupportedError: An adapter changes what is no product.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
-    builder = _ForwardBuilder(checkpoint, config, layout, adapters)
+    if inputs is None:
+        inputs = sequence_inputs(adapters is not None, config)
+    builder = _ForwardBuilder(checkpoint, config, layout, adapters, inputs)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build(has_head)}
     # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied or not has_head else ()
@@ -464,18 +483,19 @@ def decoder_module(
         )
     if adapters is not None:
         adapters.check_unread()
-    functions[GlobalVar(entry)] = _entry_function(forward, config, layout, adapters is not None)
+    functions[GlobalVar(entry)] = _entry_function(forward, config, layout, inputs)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
     return IRModule(functions).with_attr(ENTRY_FUNCTIONS_ATTR, (entry,))
 
 
 def _entry_function(
-    forward: GlobalVar, config: DecoderConfig, layout: CacheLayout, has_adapters: bool
+    forward: GlobalVar, config: DecoderConfig, layout: CacheLayout, inputs: Sequence[str]
 ) -> Function:
+    """Return the face of `forward` for programs outside; `inputs` are its `sequence_inputs`."""
     shape = cache_shape(config, layout, AnyDim())
     kind = TensorType(tuple(map(_to_dim, shape)), layout.dtype)
-    state, tokens = Var("state", RefType(kind)), TokenVariables.create(has_adapters)
+    state, tokens = Var("state", RefType(kind)), TokenVariables.create(inputs)
     # The reference is emptied meanwhile, so that the cache has one owner and is updated in place.
     none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
     cache, both = Var("cache"), Var("both")

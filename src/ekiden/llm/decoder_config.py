@@ -134,6 +134,13 @@ class DecoderConfig:
     latent: LatentConfig | None = None
 
     @property
+    def switch_tokens(self) -> int:
+        """Return the tokens of a text beyond which a rope has other frequencies, 0 where none
+        does.
+        """
+        return max((rope.switch_tokens for rope in self.ropes), default=0)
+
+    @property
     def value_depth(self) -> int:
         """Return the head dimension of values."""
         return self.latent.value if self.latent else self.depth

@@ -240,9 +240,10 @@ class EmbeddingModel:
         sequences = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)
         ids = np.concatenate([np.array(text, np.int32) for text in texts])
         picks = np.arange(len(ids), dtype=np.int32)
+        totals = [np.array(lengths, np.int32)] if self.config.switch_tokens else []
         with self._calls:
             result = self._machine.invoke(
-                FORWARD_ENTRY, cache, ids, sequences, positions, tables, picks
+                FORWARD_ENTRY, cache, ids, sequences, positions, tables, *totals, picks
             )
         assert isinstance(result, runtime.Tensor)
         states = np.asarray(result.numpy(), np.float32)

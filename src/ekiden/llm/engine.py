@@ -91,6 +91,8 @@ class Stream:
     """Of each token, where log-probabilities are asked for."""
     adapter: int = NO_ADAPTER
     """The number of its adapter."""
+    is_long: bool = False
+    """Whether the cache holds it by the rope of texts beyond the model's `switch_tokens`."""
 
     @property
     def limit(self) -> int:
@@ -101,6 +103,24 @@ class Stream:
     def length(self) -> int:
         """Return the number of tokens."""
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether tokens before the last one are still to be read."""
+        return self.read < max(len(self.prompt), self.length - 1)
+
+    @property
+    def has_switched(self) -> bool:
+        """Return whether it has grown beyond the rope by which the cache holds it."""
+        switch_tokens = self.engine.model.config.switch_tokens
+        return not self.is_long and 0 < switch_tokens < self.length
+
+    @property
+    def variant(self) -> bytes:
+        """Return what beside tokens decides about keys and values of its prompt."""
+        # The name is part of it: adapters change the keys and values of a prompt.
+        adapter = self.sampling.adapter.encode()
+        return b"long " + adapter if self.is_long else adapter
 
     @property
     def is_done(self) -> bool:
@@ -181,9 +201,8 @@ class Engine:
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
             stream.finish = "stop"  # the empty text is all that the form has
             return stream
-        # The name is part of the key: adapters change the keys and values of a prompt.
-        variant = stream.sampling.adapter.encode()
-        stream.keys = self.pages.prefix_keys(stream.prompt, variant)
+        stream.is_long = stream.has_switched
+        stream.keys = self.pages.prefix_keys(stream.prompt, stream.variant)
         return stream
 
     def _set_ends(self, stream: Stream) -> None:
@@ -258,17 +277,34 @@ class Engine:
     def _run_step(self) -> None:
         """Admit waiting sequences and run one prefill or decode step."""
         self._admit_waiting()
+        for stream in self._running:
+            if stream.has_switched:
+                self._read_again(stream)
         try:
-            if any(
-                stream.read < len(stream.prompt) or stream.sampling.is_stepwise
-                for stream in self._running
-            ):
+            if any(stream.is_reading or stream.sampling.is_stepwise for stream in self._running):
                 self._prefill()
             else:
                 self._decode()
         except BaseException:
             self._fail_running()
             raise
+
+    def _read_again(self, stream: Stream) -> None:
+        """Let a text be read from its beginning by the rope of longer texts."""
+        # Not in place: other texts, and later ones, share pages by the shorter rope.
+        self.pages.release(stream.pages)
+        stream.is_long = True
+        stream.keys = self.pages.prefix_keys(stream.prompt, stream.variant)
+        allocation = self._allocate_pages(stream)
+        assert allocation is not None, "there are pages for as many texts of any length"
+        stream.pages, stream.read = allocation
+
+    def _allocate_pages(self, stream: Stream) -> tuple[list[int], int] | None:
+        """Allocate pages as `PageAllocator.allocate` does."""
+        # Reserve pages for the whole answer up front, so that a running text can never run out
+        # of them.
+        tokens = stream.limit + self.model.spare
+        return self.pages.allocate(stream.keys, len(stream.prompt), tokens)
 
     def _fail_running(self) -> None:
         """Fail all running sequences after a failed run, since the KV cache may be lost."""
@@ -290,10 +326,7 @@ class Engine:
             if self.pages.next_key(first.keys, len(first.prompt)) in filling:
                 held.append(self._waiting.popleft())
                 continue
-            # Reserve pages for the whole answer up front, so that a running text can never run out
-            # of them.
-            tokens = first.limit + self.model.spare
-            allocation = self.pages.allocate(first.keys, len(first.prompt), tokens)
+            allocation = self._allocate_pages(first)
             if allocation is None:
                 assert self._running, "a text alone has its pages"
                 break
@@ -329,15 +362,14 @@ class Engine:
         """
         # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
-        for stream in sorted(self._running, key=lambda item: item.read < len(item.prompt)):
+        for stream in sorted(self._running, key=lambda item: item.is_reading):
             first = self._first_unread(stream)
-            is_prompt = stream.read < len(stream.prompt)
-            count = min(budget, stream.length - first) if is_prompt else stream.length - first
+            rest = stream.length - first
+            count = min(budget, rest) if stream.is_reading else rest
             if count:
                 segments.append((stream, first, count))
-                budget = max(
-                    budget - count, 0 if is_prompt else 1
-                )  # some prompt goes on in any case
+                # Some prompt goes on in any case.
+                budget = max(budget - count, 0 if stream.is_reading else 1)
         streams = [owner for owner, _, _ in segments]
         ids = np.concatenate(
             [segment_stream.whole[first : first + n] for segment_stream, first, n in segments]
@@ -369,17 +401,16 @@ class Engine:
         token but one of a running text is read again, since the draft model has not seen it if it
         was the last proposal.
         """
-        is_under_way = stream.read >= len(stream.prompt)
         # A boolean subtracts as 0 or 1.
-        return stream.read - (is_under_way and self.model.spare > 0)
+        return stream.read - (not stream.is_reading and self.model.spare > 0)
 
     def _decode(self) -> None:
         """Generate tokens for all running sequences."""
         streams = list(self._running)
         if not streams:
             return
-        # No text may run past its limit within one call.
-        steps = min(self.steps, *(running.limit - running.length for running in streams))
+        # No text may run past its limit within one call, nor past the tokens of its rope.
+        steps = min(self.steps, *(self.model.steps_ahead(running) for running in streams))
         if any(candidate.grammar is not None for candidate in streams):
             steps = 1  # whether a form has an end is known here
         generated = self.model.decode(self._state, streams, self._page_tables(streams), steps)

@@ -31,7 +31,13 @@ import re
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.checkpoint import Checkpoint
-from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
+from ekiden.llm.decoder import (
+    FORWARD_ENTRY,
+    CacheLayout,
+    cache_shape,
+    decoder_module,
+    sequence_inputs,
+)
 from ekiden.llm.decoder_config import DecoderConfig
 from ekiden.llm.multi_lora import AdapterSet
 from ekiden.relay.parser import parse
@@ -251,10 +257,11 @@ def build_generation_program(
     draft: DraftModel | None = None,
     adapters: AdapterSet | None = None,
 ) -> IRModule:
-    """Return the module with its entry functions; with adapters, each takes the sequences' adapter
-    indices after the page tables. Raises what `decoder_module` raises.
+    """Return the module with its entry functions, each of which takes the `sequence_inputs` after
+    the page tables. Raises what `decoder_module` raises.
     """
-    module = decoder_module(checkpoint, config, layout, adapters=adapters)
+    inputs = sequence_inputs(adapters is not None, config, None if draft is None else draft.config)
+    module = decoder_module(checkpoint, config, layout, adapters=adapters, inputs=inputs)
     entries = [FORWARD_ENTRY, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
     trailing_dims = ", ".join(map(str, sizes[1:]))
@@ -269,7 +276,9 @@ def build_generation_program(
     if draft is not None:
         # The draft has no adapters: proposals that they would change are not accepted.
         none = None if adapters is None else AdapterSet({})
-        small = decoder_module(draft.checkpoint, draft.config, layout, "draft", adapters=none)
+        small = decoder_module(
+            draft.checkpoint, draft.config, layout, "draft", adapters=none, inputs=inputs
+        )
         both: dict[GlobalVar | str, BaseFunc] = {}
         for decoder_part in (small, module):
             both.update(decoder_part.functions.items())
@@ -284,8 +293,10 @@ def build_generation_program(
         }
     for name, value in named.items():
         text = text.replace(name, value)
-    if adapters is not None:
-        text = TABLES.sub(
-            lambda use: f"{use[0]}, %adapters{': Tensor[(b), int32]' if use[1] else ''}", text
-        )
+    text = TABLES.sub(
+        lambda use: ", ".join(
+            [use[0], *(f"%{name}{': Tensor[(b), int32]' if use[1] else ''}" for name in inputs)]
+        ),
+        text,
+    )
     return parse(text, "generation", module).with_attr(ENTRY_FUNCTIONS_ATTR, tuple(entries))

@@ -20,7 +20,7 @@ from ekiden.llm.chat import ChatAnswer
 from ekiden.llm.checkpoint import Checkpoint, FileBacked, HasGenerationConfig
 from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.conversation import is_conversation, open_conversation
-from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
+from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, sequence_inputs
 from ekiden.llm.decoder_config import DecoderConfig, read_config
 from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.generation_config import read_sampling_defaults
@@ -238,8 +238,8 @@ class Model:
         """Fields of `Sampling` that the checkpoint sets for answers whose request does not."""
         self.adapters = tuple(adapters or ())
         """The names of adapters that texts may choose."""
-        self._takes_adapters = adapters is not None
         self._drafts = None if draft is None else draft.config
+        self._sequence_inputs = sequence_inputs(adapters is not None, config, self._drafts)
         self.spare = 0 if draft is None else draft.count
         """Tokens behind the end of a text that the cache holds for a while: proposals."""
         self.most_pages = -(-(context + self.spare) // layout.page)
@@ -324,9 +324,17 @@ class Model:
         with self._calls:
             return self._machine.invoke(entry, *args)
 
-    def _paging_inputs(self, tables: Ints, adapters: Sequence[int]) -> tuple[Ints, ...]:
-        """Return the inputs that give each sequence's page table and adapter."""
-        return (tables, np.array(adapters, np.int32)) if self._takes_adapters else (tables,)
+    def _paging_inputs(self, tables: Ints, **by_sequence: Sequence[int]) -> tuple[Ints, ...]:
+        """Return the page tables and the `sequence_inputs` that the program takes."""
+        return (tables, *(np.array(by_sequence[n], np.int32) for n in self._sequence_inputs))
+
+    def _placing(self, streams: Sequence[Stream], tables: Ints) -> tuple[Ints, ...]:
+        """Return the page tables and `sequence_inputs` of streams."""
+        return self._paging_inputs(
+            tables,
+            adapters=[stream.adapter for stream in streams],
+            totals=[stream.length for stream in streams],
+        )
 
     def logits(self, tokens: Sequence[int], adapter: str = "") -> NDArray[np.float32]:
         """Return the logits [n, vocabulary] after each of n tokens of a sequence of its own, with
@@ -341,7 +349,10 @@ class Model:
         result = self._call_entry(
             FORWARD_ENTRY, self._allocate_cache(self.config, pages), np.array(tokens, np.int32),
             np.zeros_like(n), n,
-            *self._paging_inputs(np.arange(pages, dtype=np.int32)[None], [number]), n,
+            *self._paging_inputs(
+                np.arange(pages, dtype=np.int32)[None], adapters=[number], totals=[len(tokens)]
+            ),
+            n,
         )  # fmt: skip
         assert isinstance(result, runtime.Tensor)
         return np.asarray(result.numpy())
@@ -358,7 +369,7 @@ class Model:
         moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
         bias_ids, changes = logit_biases([streams[i] for i in done])
-        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
+        placing = self._placing(streams, tables)
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
             self._call_entry(DRAFT, small, *where, *placing, picks)
@@ -377,13 +388,17 @@ class Model:
         """Return the next tokens of each sequence: at most `steps`, fewer if all end earlier; with
         proposals, at least one round of them.
         """
-        has_forms = any(stream.grammar is not None for stream in streams)
-        if self._drafts is not None and not has_forms:
+        # All proposals of a round are read by one rope.
+        takes_proposals = not any(
+            stream.grammar is not None or self._switches_within(stream, self.spare)
+            for stream in streams
+        )
+        if self._drafts is not None and takes_proposals:
             return self._speculate(state, streams, tables, steps)
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, steps)
         lengths = np.array([text.length for text in streams], np.int32)
         moves, states = self._grammar_inputs(streams)
-        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
+        placing = self._placing(streams, tables)
         result = self._call_entry(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), *placing, settings, seeds, moves,
@@ -392,6 +407,17 @@ class Model:
         assert isinstance(result, tuple)
         token_rows, count = result[0].numpy(), int(result[2].numpy())
         return [row[n : n + count].tolist() for row, n in zip(token_rows, lengths, strict=True)]
+
+    def _switches_within(self, stream: Stream, count: int) -> bool:
+        """Return whether the rope of a text changes before it has so many more tokens."""
+        return stream.length <= self.config.switch_tokens < stream.length + count
+
+    def steps_ahead(self, stream: Stream) -> int:
+        """Return how many tokens a text may get before it is at its limit or its rope changes."""
+        steps, switch_tokens = stream.limit - stream.length, self.config.switch_tokens
+        if not switch_tokens or stream.is_long:
+            return steps
+        return min(steps, switch_tokens - stream.length + 1)
 
     def _speculate(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
@@ -402,7 +428,7 @@ class Model:
         history, settings, seeds, is_greedy = self._sampling_inputs(streams, rounds * (count + 1))
         lengths = np.array([text.length for text in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
-        placing = self._paging_inputs(tables, [stream.adapter for stream in streams])
+        placing = self._placing(streams, tables)
         result = self._call_entry(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),

@@ -28,6 +28,9 @@ class RopeParameters:
     frequencies: tuple[float, ...]
     factor: float = 1.0
     interleaved: bool = False
+    long_frequencies: tuple[float, ...] = ()
+    """Those of texts with more than `switch_tokens` tokens; empty where length changes nothing."""
+    switch_tokens: int = 0
 
 
 MIN_ROPE_BASE = 1e-30
@@ -119,7 +122,9 @@ def _scale_yarn(
 def _scale_longrope(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Divide each frequency by its factor for the context length (Ding et al., "LongRoPE")."""
+    """Divide each frequency by its factor for the context length (Ding et al., "LongRoPE").
+    `read_rope` calls it for both lengths where a context has room for longer texts.
+    """
     old = int(settings["original_max_position_embeddings"])
     by = np.asarray(settings["long_factor" if context > old else "short_factor"], np.float32)
     if by.shape != plain.shape:
@@ -132,6 +137,8 @@ def _scale_longrope(
     return plain / by, float(factor)
 
 
+SCALINGS_BY_LENGTH = (_scale_longrope,)
+"""Those whose frequencies depend on the tokens of a text: more than the original positions."""
 ROPE_SCALINGS: Mapping[str, Scaling] = {
     "default": _scale_default,
     "dynamic": _scale_dynamic,
@@ -151,7 +158,9 @@ def read_rope(
     is_local: bool = False,
 ) -> RopeParameters:
     """Return the RoPE parameters of a configuration, in any form transformers has used:
-    `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+    `rope_theta` and `rope_scaling`, or both in `rope_parameters`. LongRoPE has frequencies for
+    texts of up to its original positions and for longer ones, as transformers chooses them, where
+    the context has room for both.
 
     Args:
         config: The configuration.
@@ -195,14 +204,22 @@ def read_rope(
     try:
         with np.errstate(all="ignore"):
             frequencies, factor = ROPE_SCALINGS[kind](plain, both, context, base)
+            short, switch_tokens = frequencies, 0
+            if ROPE_SCALINGS[kind] in SCALINGS_BY_LENGTH:
+                switch_tokens = int(both["original_max_position_embeddings"])
+                short, _ = ROPE_SCALINGS[kind](plain, both, min(context, switch_tokens), base)
     except KeyError as error:
         raise ImportModelError(f"config: rope {kind!r} lacks {error}") from error
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ImportModelError(f"config: rope {kind!r}: {error}") from error
-    if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
+    if not (np.isfinite([short, frequencies]).all() and math.isfinite(factor)):
         raise ImportModelError(f"config: rope {kind!r}: frequencies and factors are not finite")
     interleaved = bool(config.get("rope_interleaved", False))
-    return RopeParameters(tuple(float(f) for f in frequencies), factor, interleaved)
+    if np.array_equal(short, frequencies):
+        return RopeParameters(tuple(frequencies.tolist()), factor, interleaved)
+    return RopeParameters(
+        tuple(short.tolist()), factor, interleaved, tuple(frequencies.tolist()), switch_tokens
+    )
 
 
 def _expect_mapping(value: object) -> Mapping[str, Any]:
