@@ -15,7 +15,6 @@ from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ReductionLoop,
     RegisterTile,
     emit_register_tile,
 )
@@ -25,6 +24,7 @@ from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc, Stmt
+from ekiden.tir.tensor_intrin.micro import SumLoop
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick
@@ -157,7 +157,7 @@ def _tile(columns: int, width: int, valid: int) -> PrimFunc:
     def store(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
         return BufferStore(out, value, (ramp(row * columns + column, 1, 8),), mask)
 
-    loop = ReductionLoop(const(3), const(1), const(width))
+    loop = SumLoop(const(3), const(1), const(width))
     shape = RegisterTile(2, 1, 8, valid)
     body = emit_register_tile(shape, [loop], a, [const(0), const(3)], b, const(0), store)
     return PrimFunc((a, b, out), body, {"tir.tiled": 1}, "f")

@@ -33,7 +33,6 @@ from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     Add,
-    Cast,
     Mul,
     PrimExpr,
     Select,
@@ -61,6 +60,7 @@ from ekiden.kernels.attention.paged_tiling import (
 from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
 from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES
+from ekiden.kernels.micro_kernels.vector_memory import VectorMemory, load_as_float32
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,
@@ -84,7 +84,7 @@ MIN_MERGE_ELEMENTS = 1 << 13
 """Elements of partial results per thread below which the merge is not parallelised."""
 
 
-class PagedAttention:
+class PagedAttention(VectorMemory):
     """Builder of a paged-attention kernel by flash decoding; subclasses read quantised caches.
     `inputs` are a tensor that begins with the queries [n, heads and more, depth], the cache, the
     layer [1], the page tables, per token its sequence and its position, and maybe the scores of
@@ -122,21 +122,6 @@ class PagedAttention:
     def max_vectors(self, rows: int) -> int:
         """Return the maximum number of vectors of a tile of few rows."""
         return self.depth + self.config.page_tokens
-
-    def broadcast_scalar(self, value: PrimExpr | float) -> PrimExpr:
-        """Broadcast a scalar to every lane."""
-        scalar = value if isinstance(value, PrimExpr) else const(value, "float32")
-        return broadcast(scalar, self.lanes)
-
-    def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Load a vector of `lanes` elements as float32."""
-        vector = f"{buffer.dtype}x{self.lanes}"
-        loaded = BufferLoad(buffer, (ramp(at, 1, self.lanes),), vector)
-        return loaded if buffer.dtype == "float32" else Cast(loaded, f"float32x{self.lanes}")
-
-    def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store a vector of `lanes` elements."""
-        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
     def plane_offset(self, page: PrimExpr, group: PrimExpr, values: PrimExpr | int) -> PrimExpr:
         """Return the cache offset of a page's keys or values of one KV head."""
@@ -218,7 +203,7 @@ class PagedAttention:
             bent = call_intrin("tanh", Mul(value, self.broadcast_scalar(1 / cap), vector))
             value = Mul(bent, self.broadcast_scalar(cap), vector)
         # Causal by position: a token sees the keys up to its own.
-        is_visible = self.lane_bounds_mask(position + 1 - key)
+        is_visible = self.first_lanes_mask(position + 1 - key)
         if window := self.config.window:
             last_unseen = cast(position - window - key, "int32")
             lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
@@ -226,7 +211,7 @@ class PagedAttention:
             is_visible = call_intrin("bitwise_and", is_visible, is_recent, dtype=is_visible.dtype)
         return Select(is_visible, value, self.broadcast_scalar(-math.inf), vector)
 
-    def lane_bounds_mask(self, count: PrimExpr) -> PrimExpr:
+    def first_lanes_mask(self, count: PrimExpr) -> PrimExpr:
         """Return the mask of the first `count` lanes, compared as int32: one element per lane."""
         lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
         return lanes < broadcast(cast(count, "int32"), self.lanes)
@@ -409,7 +394,7 @@ class PagedAttention:
 
     def load_keys(self, base: PrimExpr, k: PrimExpr, column: int) -> PrimExpr:
         """Load one depth element of consecutive keys of the plane at `base`."""
-        return self.load(self.cache, base + k * self.config.page_tokens + column)
+        return load_as_float32(self.cache, base + k * self.config.page_tokens + column, self.lanes)
 
     def product_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the factor that turns a row's products with consecutive keys into scores."""
@@ -478,7 +463,7 @@ class PagedAttention:
 
     def load_values(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Load consecutive depth elements of a token's value in the plane at `base`."""
-        return self.load(self.cache, base + s * self.depth + column)
+        return load_as_float32(self.cache, base + s * self.depth + column, self.lanes)
 
     def emit_weighted_values(self, tile: PagedTile, column: int, vectors: int) -> Stmt:
         """Emit the product of a tile's probabilities with some columns of the values."""

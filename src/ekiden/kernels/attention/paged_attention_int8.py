@@ -362,7 +362,7 @@ class Int8PagedAttention(PagedAttention):
         """
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
         scale = self.plane.load_scales(self.cache, base, at, self.lanes, group)
-        is_valid = self.lane_bounds_mask(
+        is_valid = self.first_lanes_mask(
             tile.last_position + 1 - (number * self.config.page_tokens + at)
         )
         return Select(is_valid, scale, self.broadcast_scalar(0.0), self.float_vector_dtype)

@@ -16,16 +16,17 @@ from collections.abc import Callable
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
 from ekiden.kernels.attention.softmax_bounds import exp_of_nonpositive
+from ekiden.kernels.micro_kernels.vector_memory import VectorMemory
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
-from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq
+from ekiden.tir.expr import Buffer, VectorReduce, broadcast
+from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt, seq
 
 INITIAL_MAX_SCORE = -1e30
 """Initial running maximum: finite, so that rows without visible keys yield 0 and not NaN."""
 
 
 @dataclass(frozen=True, slots=True)
-class PartialSoftmax:
+class PartialSoftmax(VectorMemory):
     """Layout of a row's partial softmax (weighted sums, maximum and sum of exponentials) in a
     float32 buffer, padded to whole vectors. Each lane has its own sum of probabilities, and all
     have the maximum score.
@@ -53,14 +54,6 @@ class PartialSoftmax:
     def vector_dtype(self) -> str:
         """Return the dtype of a vector."""
         return f"float32x{self.lanes}"
-
-    def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Load a vector of `lanes` elements."""
-        return BufferLoad(buffer, (ramp(at, 1, self.lanes),), self.vector_dtype)
-
-    def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store a vector of `lanes` elements."""
-        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
     def _emit_vector_loop(self, size: int, body: Stmt, var: Var) -> Stmt:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     Add,
     Div,
@@ -53,17 +53,17 @@ from ekiden.kernels.decision import (
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.register_tiles import (
     PrefetchFn,
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     column_mask,
     emit_register_tile,
 )
 from ekiden.kernels.micro_kernels.register_transpose import emit_transpose
+from ekiden.kernels.micro_kernels.vector_memory import VectorMemory
 from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
+from ekiden.tir.expr import Buffer, VectorReduce, ramp
 from ekiden.tir.stmt import (
     Allocate,
     BufferStore,
@@ -76,6 +76,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.tir.tensor_intrin.micro import SumLoop
 
 DEFAULT_ATTENTION_LANES = 16
 """Vector lanes without a target."""
@@ -110,7 +111,7 @@ DEFAULT_TILING = AttentionTiling()
 """Tiling without a target."""
 
 
-class AttentionKernel:
+class AttentionKernel(VectorMemory):
     """Builder of an attention kernel on a CPU. `inputs` are query, key, value and an optional bias
     [1 or batch, 1 or heads, 1 or queries, 1 or keys].
     """
@@ -148,26 +149,6 @@ class AttentionKernel:
         self.packed_value_columns = columns
 
     # Vectors.
-
-    def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
-        """Load a vector of `lanes` elements, `stride` apart."""
-        return BufferLoad(
-            buffer, (ramp(at, stride, self.lanes),), dt.with_lanes("float32", self.lanes)
-        )
-
-    def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr,
-              mask: PrimExpr | None = None) -> Stmt:  # fmt: skip
-        """Store a vector."""
-        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
-
-    def broadcast_scalar(self, value: PrimExpr | float) -> PrimExpr:
-        """Broadcast a scalar to every lane."""
-        number = value if isinstance(value, PrimExpr) else const(value, "float32")
-        return broadcast(number, self.lanes)
-
-    def lane_bounds_mask(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
-        """Return the mask of lanes whose index, counted from `first`, is below `limit`."""
-        return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
 
     # Copies of keys and values.
 
@@ -248,11 +229,10 @@ class AttentionKernel:
         moves = []
         for v in range(vectors):
             first = key + v * self.lanes
-            value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
-            if not is_const(simplify(self.keys % self.lanes), 0):
-                value = if_then_else(
-                    self.lane_bounds_mask(first, self.keys), value, self.broadcast_scalar(0.0)
-                )
+            exact = is_const(simplify(self.keys % self.lanes), 0)
+            mask = None if exact else self.lane_bounds_mask(first, self.keys)
+            at = base + first * steps["s"] + d * steps["d"]
+            value = self.load(self.k.buffer, at, mask, steps["s"])
             to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
             moves.append(self.store(self.packed_keys, to, value))
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
@@ -272,10 +252,9 @@ class AttentionKernel:
         moves = []
         for first in range(0, self.packed_value_columns, self.lanes):
             at = base + t * steps["s"] + first * steps["d"]
-            value = self.load(self.v.buffer, at, steps["d"])
-            if first + self.lanes > self.value_width:
-                inside = column_mask(self.value_width - first, self.lanes)
-                value = if_then_else(inside, value, self.broadcast_scalar(0.0))
+            valid = self.value_width - first
+            inside = column_mask(valid, self.lanes) if valid < self.lanes else None
+            value = self.load(self.v.buffer, at, inside, steps["d"])
             moves.append(
                 self.store(self.packed_values, t * self.packed_value_columns + first, value)
             )
@@ -328,8 +307,7 @@ class AttentionKernel:
         # A bias that all keys share is one element: a vector load would read its neighbours.
         if is_const(last, 1) and not is_const(self.keys, 1):
             return self.broadcast_scalar(self.bias[simplify(at)])
-        value = self.load(self.bias, simplify(at * last + key))
-        return value if mask is None else if_then_else(mask, value, self.broadcast_scalar(0.0))
+        return self.load(self.bias, simplify(at * last + key), mask)
 
     def emit_scores(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
         """Emit the scores of a tile of rows, up to the last key that its last row attends to."""
@@ -361,7 +339,7 @@ class AttentionKernel:
         steps = self.q.strides
         base = b * steps["b"] + h * steps["h"]
         starts = [base + (first + i) * steps["s"] for i in range(rows)]
-        loops = [ReductionLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        loops = [SumLoop(self.depth, steps["d"], const(vectors * self.lanes))]
         # Only the last narrow panel can hold padding keys, whose scores must be -inf; all others
         # need no mask.
         is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
@@ -463,7 +441,7 @@ class AttentionKernel:
                 return BufferStore(self.out.buffer, share, (index,), mask)
 
             # Scores behind the keys of the tile's last query were not computed: the sum ends there.
-            loops = [ReductionLoop(self.num_visible_keys(first + (rows - 1)), const(1), step)]
+            loops = [SumLoop(self.num_visible_keys(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
             prefetch = self._prefetch_step(source, step, vectors * self.lanes)
             column_blocks.append(emit_register_tile(
@@ -654,7 +632,10 @@ def build_attention(
 FAMILY = Family(
     name="attention",
     build_unscheduled=build_attention,
-    unscheduled_reason="the online softmax between the two products rescales partial sums",
+    unscheduled_reason=(
+        "keys are transposed in registers, for which no step exists, and causal limits end loops "
+        "at the last row of a tile"
+    ),
     search_space=search_space,
     default_decision=default_decision,
     prevents_fusion=True,

@@ -38,7 +38,6 @@ from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operand
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
     PrefetchFn,
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     emit_register_tile,
@@ -61,6 +60,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Prefetch, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import SumLoop
 from ekiden.topi.dimensions import are_equal_dims as same_dim
 
 PACK_PREFETCH_BY_CACHE = {"first": (16, 3), "second": (32, 2)}
@@ -308,7 +308,7 @@ class _MatmulKernel:
 
         # Read in place, a step of k moves by a row of the matrix; packed, by a row of the panel.
         step = source.row_stride if source.buffer is self.b.buffer else const(vectors * self.lanes)
-        loops = [ReductionLoop(self.k, self.a.column_stride, step)]
+        loops = [SumLoop(self.k, self.a.column_stride, step)]
         start = image * self.a.batch_stride
         a_rows = [start + (first + i) * self.a.row_stride for i in range(rows)]
         base = image * source.batch_stride + column * source.column_stride
@@ -488,23 +488,14 @@ class _MatmulKernel:
         # Each row has sums and factors of its own in the emitted code: their number is static.
         assert isinstance(self.rows, IntImm)
 
-        def store_vector(
-            row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
-        ) -> Stmt:
-            """Store a vector of the result through the epilogue."""
-            return self.emit_store(image, const(row), column, value, mask)
-
+        store = partial(self.emit_store, image)
         rows = [image * self.a.batch_stride + self.a.row_stride * i for i in range(self.rows.value)]
         origin = image * self.b.batch_stride
         if self.decision["how"] == "dots":
             dots = DotProductShape(self.k, self.columns, rows, origin, self.dtype)
-            return emit_dot_products(
-                dots, self.a.buffer, self.b.buffer, store_vector, self.target, kind
-            )
+            return emit_dot_products(dots, self.a.buffer, self.b.buffer, store, self.target, kind)
         shape = SkinnyGemm(self.k, self.columns, rows, self.a.column_stride, origin, self.dtype)
-        return emit_skinny_gemm(
-            shape, self.a.buffer, self.b.buffer, store_vector, self.target, kind
-        )
+        return emit_skinny_gemm(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def emit_unpacked(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the product on the unpacked matrix, whose columns are whole vectors."""

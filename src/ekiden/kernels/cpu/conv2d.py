@@ -29,7 +29,7 @@ from collections.abc import Callable
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, maximum
 from ekiden.kernels.conv_geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
@@ -47,8 +47,6 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
 )
 from ekiden.kernels.micro_kernels.prefetch import LetBindings, PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ChunkSums,
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     emit_register_tile,
@@ -59,8 +57,9 @@ from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_
 from ekiden.kernels.spaces.conv import default_decision, is_short_line, search_space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast
+from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import PartialSums, StoreVector, SumLoop
 from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 PACKED_CONV_TAG = "conv_nhwc_pack"
@@ -133,7 +132,7 @@ class ConvKernel:
         """Return the number of kernel taps (window positions) of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
-    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[ReductionLoop]:
+    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[SumLoop]:
         """Return the reduction loops over slices, kernel rows, taps and channels, fused where they
         are contiguous and restricted to the `taps` inside the data.
         """
@@ -145,23 +144,21 @@ class ConvKernel:
         *slices, row, pixel = self.geometry.data_strides(self.slice_stride)
         per_tap = self.group_in * self.width
 
-        def loop_over_axis(
-            axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr
-        ) -> ReductionLoop:
+        def loop_over_axis(axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr) -> SumLoop:
             """Return the loop over a kernel axis: its taps inside of the image, or all."""
             begin, count = taps.get(axis, (const(0), const(tap_count)))
-            return ReductionLoop(count, data, weights, begin)
+            return SumLoop(count, data, weights, begin)
 
         # A block of k is a range of the fused loop over taps and channels, so it needs no loops
         # over taps.
         if self.blocks > 1:
             block_extent = const(self.decision.int_value("k_block"))
             return [
-                ReductionLoop(
+                SumLoop(
                     block_extent, const(self.word_channels), const(self.width * self.word_channels)
                 )
             ]
-        loops: list[ReductionLoop] = []
+        loops: list[SumLoop] = []
         if depth.kernel > 1:
             loops.append(loop_over_axis(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
         if kh > 1:
@@ -170,7 +167,7 @@ class ConvKernel:
             return [*loops, self.kernel_row_loop()]
         return [*loops, loop_over_axis(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
-    def kernel_row_loop(self) -> ReductionLoop:
+    def kernel_row_loop(self) -> SumLoop:
         """Return the loop over the contiguous taps and channels of a kernel row."""
         return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
 
@@ -204,12 +201,10 @@ class ConvKernel:
         data = self.k_block // blocks_per_row * row + self.k_block % blocks_per_row * block_size
         return simplify(data), simplify(self.k_block * (block_size * self.width))
 
-    def channel_loop(self, taps: int) -> ReductionLoop:
+    def channel_loop(self, taps: int) -> SumLoop:
         """Return the loop over the channels of contiguous taps."""
         steps = simplify(self.group_in * taps // self.word_channels)
-        return ReductionLoop(
-            steps, const(self.word_channels), const(self.width * self.word_channels)
-        )
+        return SumLoop(steps, const(self.word_channels), const(self.width * self.word_channels))
 
     def emit_tile(
         self,
@@ -235,15 +230,6 @@ class ConvKernel:
             rows, -(-panel.num_columns // lanes), lanes, panel.num_columns, self.anchor.dtype
         )
 
-        def store_result(
-            i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
-        ) -> Stmt:
-            """Store a vector of a pixel's channels through the epilogue."""
-            at = panel.column + column
-            return self.emit_store(
-                [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
-            )
-
         def store_partial_sums(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
         ) -> Stmt:
@@ -251,11 +237,10 @@ class ConvKernel:
             at = panel.column + column
             return self.epilogue.emit_raw_store((out + i) * self.channels + at, at, value, mask)
 
-        def load_partial_sums(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-            """Load the partial sums of previous blocks of k from the result; zeros in block 0."""
-            at, begun = panel.column + column, broadcast(self.k_block > 0, lanes)
-            both = begun if mask is None else logical_and(begun, mask)
-            return self.epilogue.load_raw((out + i) * self.channels + at, at, lanes, both)
+        def load_partial_sums(i: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
+            """Load a vector of the partial sums of previous blocks of k from the result."""
+            at = panel.column + column
+            return self.epilogue.load_raw((out + i) * self.channels + at, at, lanes)
 
         data, panel_begin = self.k_block_offsets()
         base = Var("base")
@@ -268,11 +253,13 @@ class ConvKernel:
             [row + data for row in a_rows] if self.blocks > 1 else a_rows,
             self.weight,
             base,
-            store_result,
+            self.pixel_store(indices, out, panel),
             not self.epilogue.is_cheap,
             ahead,
             self.panel_prefetches.unroll,
-            ChunkSums(is_last, load_partial_sums, store_partial_sums) if self.blocks > 1 else None,
+            PartialSums(self.k_block > 0, load_partial_sums, store_partial_sums, is_last)
+            if self.blocks > 1
+            else None,
         )
         return wrap_in_lets([(base, simplify(panel.offset + panel_begin)), *lets], tile)
 
@@ -289,20 +276,32 @@ class ConvKernel:
         registers.
         """
 
-        def store_result(
+        shape = MatrixTile(
+            self.decision.int_value("rows"), pixel_count, panel.num_columns, self.anchor.dtype
+        )
+        factors = MatrixOperands(self.source, base, step, self.weight, simplify(panel.offset))
+        return emit_matrix_tile(
+            shape,
+            self.reduction_loops(panel, ALL_TAPS),
+            factors,
+            self.pixel_store(indices, out, panel),
+        )
+
+    def pixel_store(
+        self, indices: Callable[[PrimExpr], list[PrimExpr]], out: PrimExpr, panel: WeightPanel
+    ) -> StoreVector:
+        """Return the function that stores vectors of a tile's channels through the epilogue."""
+
+        def store_vector(
             i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
         ) -> Stmt:
-            """Store a vector of a pixel's channels through the epilogue."""
+            """Store a vector of a pixel's channels."""
             at = panel.column + column
             return self.emit_store(
                 [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
             )
 
-        shape = MatrixTile(
-            self.decision.int_value("rows"), pixel_count, panel.num_columns, self.anchor.dtype
-        )
-        factors = MatrixOperands(self.source, base, step, self.weight, simplify(panel.offset))
-        return emit_matrix_tile(shape, self.reduction_loops(panel, ALL_TAPS), factors, store_result)
+        return store_vector
 
     def emit_store(
         self,

@@ -37,12 +37,13 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, desc
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.prefetch import LetBindings, wrap_in_lets
-from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles
+from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
 from ekiden.kernels.spaces.conv import is_short_line
 from ekiden.kernels.stages import has_known_weights
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.tensor_intrin.micro import SumLoop
 
 TRANSPOSED_CONV_TAG = "conv_transpose_pack"
 ASSUMED_OUTPUT_PIXELS = 1 << 12
@@ -99,17 +100,13 @@ class _PhasedOutput:
         taps = tuple(axis.num_taps(at) for axis, at in zip(self.axes, position, strict=True))
         return _Phase(tuple(position), taps, origin, first)
 
-    def tap_loops(
-        self, at: _Phase, steps: list[PrimExpr], weights: PrimExpr
-    ) -> list[ReductionLoop]:
+    def tap_loops(self, at: _Phase, steps: list[PrimExpr], weights: PrimExpr) -> list[SumLoop]:
         """Return the tap loops of a phase, with a weight stride of `weights` per tap."""
-        tap_loops: list[ReductionLoop] = []
+        tap_loops: list[SumLoop] = []
         for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
             tap_loops.insert(
                 0,
-                ReductionLoop(
-                    taps, simplify(step * -axis.data_step), simplify(weights * axis.tap_step)
-                ),
+                SumLoop(taps, simplify(step * -axis.data_step), simplify(weights * axis.tap_step)),
             )
             weights = simplify(weights * axis.kernel)
         return tap_loops
@@ -173,7 +170,7 @@ class _TransposedConvKernel(ConvKernel):
         assert weights is not None, "weights are known"
         return panels >= self.target.cores and pixels is not None and weights >= pixels
 
-    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[ReductionLoop]:
+    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[SumLoop]:
         """Return the tap loops of a phase, then the channel loop."""
         assert isinstance(panel, _PhasePanel)
         assert not taps
@@ -263,7 +260,7 @@ def _bind_panel(panel: WeightPanel) -> tuple[_PhasePanel, list[tuple[Var, PrimEx
     return replace(panel, offset=offset, column=column, channel=channel, phase=at), lets
 
 
-def _without_unit_loops(loops: list[ReductionLoop]) -> list[ReductionLoop]:
+def _without_unit_loops(loops: list[SumLoop]) -> list[SumLoop]:
     """Return the loops without those of one iteration."""
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
@@ -277,9 +274,9 @@ class _TransposedDepthwiseKernel(DepthwiseKernel):
         return self.output.geometry
 
     def emit_line(
-        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, columns: int
     ) -> Stmt:
-        """Emit one line of every phase for one vector of channels."""
+        """Emit one line of every phase for some channels."""
         width, index, steps = (
             self.geometry.out[2],
             Var("phase"),
@@ -292,17 +289,18 @@ class _TransposedDepthwiseKernel(DepthwiseKernel):
         def emit_phase_tiles(pixels: int, first: PrimExpr) -> Stmt:
             """Return tiles of pixels of one phase."""
 
-            def store_pixel(p: int, value: PrimExpr) -> Stmt:
-                """Store a pixel's vector at its phase's position in the result."""
-                result_index = [n, y, first + p, channel]
+            def store_vector(
+                p: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+            ) -> Stmt:
+                """Store a vector of a pixel's channels at its phase's position in the result."""
                 return self.output.emit_guarded_store(
                     at,
-                    result_index,
+                    [n, y, first + p, channel + column],
                     lambda indices, at: self.epilogue.emit_store(indices, at, value, mask),
                 )
 
             base = start + channel + at.data_offset + first * self.channels
-            return self.emit_tile(pixels, base, weights, mask, loops, store_pixel)
+            return self.emit_tile(pixels, columns, base, weights, loops, store_vector)
 
         lines = balanced_row_tiles(width, self.pixels, emit_phase_tiles)
         return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)

@@ -10,26 +10,21 @@ for several pixels. uint8 data become float32 when they are copied or loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.conv_geometry import ConvGeometry, conv_geometry_of
-from ekiden.kernels.cpu.padding import BandLoop, lines_per_band, load_as_float32
+from ekiden.kernels.cpu.padding import BandLoop, lines_per_band
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
+from ekiden.kernels.micro_kernels.depthwise_tiles import ElementProducts, emit_depthwise_sums
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.register_tiles import (
-    ReductionLoop,
-    balanced_row_tiles,
-    column_mask,
-)
+from ekiden.kernels.micro_kernels.register_tiles import RegisterTile, balanced_row_tiles
 from ekiden.kernels.prim_builder import create_tiled_function, declare_parameters
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import StoreVector, SumLoop
 
 MAX_TILE_PIXELS = 12
 """Maximum pixels per tile: more only increase code size."""
@@ -58,6 +53,8 @@ class DepthwiseKernel:
         assert isinstance(channels, IntImm)
         self.channels = channels.value
         self.source = self.data
+        self.pixel_stride, self.group_vectors = self.channels, 1
+        """Elements between adjacent pixels of the data read, and channel vectors of a tile."""
         self.slice: PrimExpr | None = None
 
     def build_function(self, name: str) -> PrimFunc:
@@ -68,16 +65,7 @@ class DepthwiseKernel:
         """Return the anchor's convolution geometry."""
         return conv_geometry_of(self.anchor)
 
-    def load_channels(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector of channels, 0 where the mask is off."""
-        loaded = load_as_float32(buffer, at, self.lanes)
-        return (
-            loaded
-            if mask is None
-            else if_then_else(mask, loaded, broadcast(const(0.0, "float32"), self.lanes))
-        )
-
-    def tap_loops(self) -> list[ReductionLoop]:
+    def tap_loops(self) -> list[SumLoop]:
         """Return the reduction loops over depth slices, kernel rows and taps of a row."""
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
@@ -87,89 +75,85 @@ class DepthwiseKernel:
         *slices, row, pixel = self.geometry.data_strides(self.slice)
         across = const(kw * self.channels)
         loops = [
-            ReductionLoop(const(kh), row * dy, across),
-            ReductionLoop(const(kw), pixel * dx, pixel),
+            SumLoop(const(kh), row * dy, across),
+            SumLoop(const(kw), pixel * dx, pixel),
         ]
         if slices:
-            loops.insert(0, ReductionLoop(const(depth.kernel), slices[0], across * kh))
+            loops.insert(0, SumLoop(const(depth.kernel), slices[0], across * kh))
         return loops
+
+    def tile_shape(self, pixels: int, columns: int) -> RegisterTile:
+        """Return the register tile of `pixels` pixels and `columns` channels."""
+        return RegisterTile(pixels, -(-columns // self.lanes), self.lanes, columns)
 
     def emit_tile(
         self,
         pixels: int,
+        columns: int,
         base: PrimExpr,
         weights: PrimExpr,
-        mask: PrimExpr | None,
-        loops: list[ReductionLoop],
-        store: Callable[[int, PrimExpr], Stmt],
+        loops: Sequence[SumLoop],
+        store: StoreVector,
     ) -> Stmt:
-        """Emit a register tile of `pixels` pixels from a data and a weight offset; `store` emits
-        the store of one pixel.
-        """
-        sx = self.geometry.strides[1]
-        acc = Buffer("acc", (const(pixels),), dt.with_lanes("float32", self.lanes), "register")
-        w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
-        start, at = base, weights
-        for tap, loop in zip(taps, loops, strict=True):
-            start, at = start + tap * loop.a_stride, at + tap * loop.b_stride
-        steps = [
-            BufferStore(
-                acc,
-                call_intrin(
-                    "fma",
-                    self.load_channels(self.source, start + p * sx * self.channels, mask),
-                    w,
-                    acc[p],
-                    dtype=acc.dtype,
-                ),
-                (const(p),),
-            )
-            for p in range(pixels)
-        ]
-        inside: Stmt = LetStmt(w, self.load_channels(self.weight, at, mask), seq(*steps))
-        for tap, loop in zip(reversed(taps), reversed(loops), strict=True):
-            inside = For(tap, const(0), loop.extent, ForKind.SERIAL, inside)
-        zero = broadcast(const(0.0, "float32"), self.lanes)
-        clear = [BufferStore(acc, zero, (const(p),)) for p in range(pixels)]
-        stores = [store(p, acc[p]) for p in range(pixels)]
-        return Allocate(acc, seq(*clear, inside, *stores))
-
-    def emit_line(
-        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
-    ) -> Stmt:
-        """Emit one line of output pixels for one vector of channels; `start` is the first tap's
+        """Emit a register tile of `pixels` pixels and `columns` channels from a data and a weight
         offset.
         """
+        step = self.geometry.strides[1] * self.pixel_stride
+        rows = [base + p * step for p in range(pixels)]
+        products = ElementProducts(self.source, rows, self.weight, weights, loops)
+        return emit_depthwise_sums(self.tile_shape(pixels, columns), products, store)
+
+    def pixel_store(
+        self, line: PrimExpr, n: PrimExpr, y: PrimExpr, x: PrimExpr, channel: PrimExpr
+    ) -> StoreVector:
+        """Return the function that stores results of a line through the epilogue, from pixel `x`
+        and a channel on; `line` counts the lines of all images.
+        """
+
+        def store_vector(
+            p: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
+            """Store a vector of a pixel's channels."""
+            flat = (line * self.geometry.out[2] + x + p) * self.channels + channel + column
+            result_index = self.geometry.result_indices([n, y, x + p, channel + column])
+            return self.epilogue.emit_store(result_index, flat, value, mask)
+
+        return store_vector
+
+    def emit_line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, columns: int
+    ) -> Stmt:
+        """Emit one line of output pixels for some channels; `start` is the first tap's offset."""
         _, height, width, _ = self.geometry.out
-        sx = self.geometry.strides[1]
-        line = n * height + y
+        step = self.geometry.strides[1] * self.channels
 
         def emit_pixel_tile(pixels: int, first: PrimExpr) -> Stmt:
-            """Return a register tile of some pixels of a line, for one vector of channels."""
-
-            def store_pixel(p: int, value: PrimExpr) -> Stmt:
-                """Store a pixel's vector through the epilogue."""
-                flat = (line * width + first + p) * self.channels + channel
-                output_index = self.geometry.result_indices([n, y, first + p, channel])
-                return self.epilogue.emit_store(output_index, flat, value, mask)
-
-            base = start + channel + first * (sx * self.channels)
-            return self.emit_tile(pixels, base, channel, mask, self.tap_loops(), store_pixel)
+            """Return a register tile of some pixels of a line."""
+            store = self.pixel_store(n * height + y, n, y, first, channel)
+            base = start + channel + first * step
+            return self.emit_tile(pixels, columns, base, channel, self.tap_loops(), store)
 
         return balanced_row_tiles(width, self.pixels, emit_pixel_tile)
 
-    def emit_channel_vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
-        """Emit one line of output pixels for each full vector of channels, then for the tail."""
-        full_vectors, tail_channels = divmod(self.channels, self.lanes)
-        vector = Var("v")
+    def emit_channel_groups(self, body: Callable[[PrimExpr, int], Stmt]) -> Stmt:
+        """Emit `body(first channel, channels)` for each group of channel vectors, then for the
+        rest.
+        """
+        group, width = Var("group"), self.group_vectors * self.lanes
+        full_groups, tail_channels = divmod(self.channels, width)
         loops: list[Stmt] = []
-        if full_vectors:
-            body = self.emit_line(n, y, start, vector * self.lanes, None)
-            loops.append(For(vector, const(0), const(full_vectors), ForKind.SERIAL, body))
+        if full_groups:
+            inside = body(group * width, width)
+            loops.append(For(group, const(0), const(full_groups), ForKind.SERIAL, inside))
         if tail_channels:
-            mask = column_mask(tail_channels, self.lanes)
-            loops.append(self.emit_line(n, y, start, const(full_vectors * self.lanes), mask))
+            loops.append(body(const(full_groups * width), tail_channels))
         return seq(*loops)
+
+    def emit_channel_lines(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
+        """Emit one line of output pixels for each group of channels."""
+        return self.emit_channel_groups(
+            lambda channel, columns: self.emit_line(n, y, start, channel, columns)
+        )
 
     def body(self) -> Stmt:
         """Emit all lines in parallel; padded data are copied in bands."""
@@ -177,7 +161,7 @@ class DepthwiseKernel:
             lines = lines_per_band(self.geometry, self.target)
             bands = BandLoop(self.data, self.geometry, lines, self.lanes)
             self.source, self.slice = bands.source, bands.slice
-            return bands.emit_loop(self.emit_channel_vectors)
+            return bands.emit_loop(self.emit_channel_lines)
         n, height, _, _ = self.geometry.out
         line = Var("line")
         image, y = line // height, line % height
@@ -185,7 +169,7 @@ class DepthwiseKernel:
         row = (
             self.geometry.first_padded_slice(image) * data_height + y * self.geometry.strides[0]
         ) * data_width
-        body = self.emit_channel_vectors(image, y, row * self.channels)
+        body = self.emit_channel_lines(image, y, row * self.channels)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 

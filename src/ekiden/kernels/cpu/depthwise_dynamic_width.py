@@ -17,8 +17,9 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
-from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles
+from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
 from ekiden.tir.stmt import For, ForKind, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import SumLoop
 
 
 class DynamicWidthDepthwiseKernel(DepthwiseKernel):
@@ -38,13 +39,13 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
             *zip((first, rows), rows_window.taps_inside_data(y, y), strict=True),
             (start, simplify(at)),
         ]
-        body = wrap_in_lets(lets, self.emit_channel_vectors(line // height, y, start))
+        body = wrap_in_lets(lets, self.emit_channel_lines(line // height, y, start))
         return For(line, const(0), simplify(images * height), ForKind.PARALLEL, body, {"grain": 2})
 
     def emit_line(
-        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, columns: int
     ) -> Stmt:
-        """Emit an output line for one vector of channels; `start` is the offset of the first data
+        """Emit an output line for some channels; `start` is the offset of the first data
         line that it reads.
         """
         _, _, window = self.geometry.window_axes
@@ -58,18 +59,13 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
             at = x * window.stride - window.pad_before + tap * window.dilation
             weights = (self.first * window.kernel + tap) * self.channels + channel
             loops = [
-                ReductionLoop(self.rows, row_step, const(window.kernel * self.channels)),
-                ReductionLoop(taps, const(window.dilation * self.channels), const(self.channels)),
+                SumLoop(self.rows, row_step, const(window.kernel * self.channels)),
+                SumLoop(taps, const(window.dilation * self.channels), const(self.channels)),
             ]
 
-            def store_pixel(p: int, value: PrimExpr) -> Stmt:
-                """Store a pixel's vector through the epilogue."""
-                flat = ((n * height + y) * width + x + p) * self.channels + channel
-                result_index = self.geometry.result_indices([n, y, x + p, channel])
-                return self.epilogue.emit_store(result_index, flat, value, mask)
-
             base = start + at * self.channels + channel
-            return self.emit_tile(pixels, base, weights, mask, loops, store_pixel)
+            store = self.pixel_store(n * height + y, n, y, x, channel)
+            return self.emit_tile(pixels, columns, base, weights, loops, store)
 
         def emit_border_pixels(low: PrimExpr, high: PrimExpr) -> Stmt:
             """Emit the border pixels [low, high), one at a time, over the taps inside the data."""

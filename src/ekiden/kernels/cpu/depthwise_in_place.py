@@ -22,13 +22,11 @@ Each element is then loaded once, not once per row of taps (14x14x512 on Zen 3: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.conv_geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
@@ -40,11 +38,12 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
-from ekiden.kernels.micro_kernels.register_tiles import column_mask
+from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.expr import Buffer, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import SumLoop
 
 DEPTHWISE_TAG = "depthwise_conv_nhwc"
 MAX_UNROLLED_EDGE_TAPS = 512
@@ -74,13 +73,13 @@ class LineGeometry:
         step = geometry.kernel[1], geometry.strides[1], geometry.dilation[1]
         return LineGeometry(width, size, *step, pad_left)
 
-    def pixels_inside_per_tap(self, first: int, pixels: int) -> list[list[int]]:
+    def pixels_inside_per_tap(self, first: int, pixels: int) -> tuple[tuple[int, ...], ...]:
         """Return, for each tap of a row, the pixels for which it is inside the data."""
         starts = [(first + p) * self.stride - self.left for p in range(pixels)]
-        return [
-            [p for p, x in enumerate(starts) if 0 <= x + tap * self.dilation < self.size]
+        return tuple(
+            tuple(p for p, x in enumerate(starts) if 0 <= x + tap * self.dilation < self.size)
             for tap in range(self.kernel)
-        ]
+        )
 
     def are_taps_inside(self, first: int, pixels: int) -> bool:
         """Return whether all taps of some pixels are inside the data."""
@@ -115,12 +114,10 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         across: LineGeometry,
     ) -> None:
         super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
-        self.line_geometry, self.channel_vectors = across, decision.int_value("vectors")
+        self.line_geometry, self.group_vectors = across, decision.int_value("vectors")
         self.lines_per_band = decision.int_value("near")
-        self.pixel_stride = (
-            self.channel_vectors * self.lanes if self.lines_per_band else self.channels
-        )
-        """Elements between adjacent pixels of the data read."""
+        if self.lines_per_band:
+            self.pixel_stride = self.group_vectors * self.lanes
 
     def body(self) -> Stmt:
         """Emit all lines in parallel, or bands of them."""
@@ -136,8 +133,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             image = simplify(line // height)
             start = (image * size + top) * self.line_geometry.size * self.channels
             return self.emit_channel_groups(
-                lambda channel, masks: self.emit_pixels(
-                    line, [image, y], start + channel, first, rows, channel, masks
+                lambda channel, columns: self.emit_pixels(
+                    line, image, y, start + channel, first, rows, channel, columns
                 )
             )
 
@@ -157,28 +154,6 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         lets = [(at, y), *zip((first, rows), window.taps_inside_data(at, at), strict=True)]
         return wrap_in_lets(lets, inside)
 
-    def emit_channel_groups(
-        self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]
-    ) -> Stmt:
-        """Emit `body(first channel, masks)` for each group of channel vectors, then for the
-        tail.
-        """
-        group = Var("group")
-        full_groups, tail_channels = divmod(self.channels, self.channel_vectors * self.lanes)
-        loops: list[Stmt] = []
-        if full_groups:
-            inside = body(
-                group * (self.channel_vectors * self.lanes), [None] * self.channel_vectors
-            )
-            loops.append(For(group, const(0), const(full_groups), ForKind.SERIAL, inside))
-        if tail_channels:
-            full, tail_lanes = divmod(tail_channels, self.lanes)
-            masks: list[PrimExpr | None] = [None] * full
-            if tail_lanes:
-                masks.append(column_mask(tail_lanes, self.lanes))
-            loops.append(body(const(full_groups * self.channel_vectors * self.lanes), masks))
-        return seq(*loops)
-
     def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
         """Emit bands of lines in parallel; each channel group is copied once for all lines of its
         band.
@@ -197,7 +172,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         )
         self.source = Buffer("near", shape, "float32")
 
-        def emit_group(channel: PrimExpr, masks: Sequence[PrimExpr | None]) -> Stmt:
+        def emit_group(channel: PrimExpr, columns: int) -> Stmt:
             """Copy a channel group, then compute its lines."""
 
             def emit_copied_line(
@@ -206,7 +181,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 """Emit an output line whose taps read a row of the copy."""
                 start = (row - low) * (self.line_geometry.size * self.pixel_stride)
                 return self.emit_pixels(
-                    image * height + at, [image, at], start, first, rows, channel, masks
+                    image * height + at, image, at, start, first, rows, channel, columns
                 )
 
             lines = For(
@@ -216,7 +191,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 ForKind.SERIAL,
                 self.bind_tap_rows_inside(y + line, emit_copied_line),
             )
-            return seq(self.emit_band_copy((image * size + low), high - low, channel, masks), lines)
+            return seq(
+                self.emit_band_copy((image * size + low), high - low, channel, columns), lines
+            )
 
         # Allocated inside the parallel loop over bands, so that each thread has a copy of its own.
         inside: Stmt = Allocate(self.source, self.emit_channel_groups(emit_group))
@@ -232,57 +209,55 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         return For(band, const(0), simplify(n * per_image), ForKind.PARALLEL, inside, {"grain": 1})
 
     def emit_band_copy(
-        self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, masks: Sequence[PrimExpr | None]
+        self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, columns: int
     ) -> Stmt:
         """Emit the copy of a group's channels, whole data lines pixel by pixel."""
-        pixel, size = Var("pixel"), self.line_geometry.size
+        pixel, size, lanes = Var("pixel"), self.line_geometry.size, self.lanes
+        at, shape = (first * size + pixel) * self.channels + channel, self.tile_shape(1, columns)
         moves = [
             BufferStore(
                 self.source,
-                self.load_channels(
-                    self.data, (first * size + pixel) * self.channels + channel + at, mask
-                ),
-                (ramp(pixel * self.pixel_stride + at, 1, self.lanes),),
+                load_as_float32(self.data, at + v * lanes, lanes, shape.vector_mask(v)),
+                (ramp(pixel * self.pixel_stride + v * lanes, 1, lanes),),
             )
-            for at, mask in zip(range(0, self.pixel_stride, self.lanes), masks, strict=False)
+            for v in range(shape.vectors)
         ]
         return For(pixel, const(0), rows * size, ForKind.SERIAL, seq(*moves))
 
     def emit_pixels(
         self,
         line: PrimExpr,
-        line_index: list[PrimExpr],
+        n: PrimExpr,
+        y: PrimExpr,
         start: PrimExpr,
         first: PrimExpr,
         rows: PrimExpr,
         channel: PrimExpr,
-        masks: Sequence[PrimExpr | None],
+        columns: int,
     ) -> Stmt:
-        """Emit the tiles of a line for some channel vectors; tiles at the borders are
-        specialised.
+        """Emit the tiles of a line for some channels; tiles at the borders are specialised.
+        `start` is where the taps of the first pixel begin, of the first of these channels.
         """
-        width, kw = self.line_geometry.width, self.line_geometry.kernel
-        weights = first * (kw * self.channels) + channel
-        """`start` is where the taps of the first pixel begin, of the first of these channels."""
+        across = self.line_geometry
+        weights = first * (across.kernel * self.channels) + channel
+        row_step = const(self.geometry.dilation[0] * across.size * self.pixel_stride)
+        tap_step = const(across.dilation * self.pixel_stride)
 
-        def emit_pixel_tile(x: PrimExpr, pixels: int, inside: list[list[int]] | None) -> Stmt:
+        def emit_pixel_tile(
+            x: PrimExpr, pixels: int, inside: tuple[tuple[int, ...], ...] | None
+        ) -> Stmt:
             """Emit a tile of pixels from x on; `inside` lists the pixels per tap where some taps
             are outside the data.
             """
-            move = x * self.line_geometry.stride - self.line_geometry.left
-            base = start + move * self.pixel_stride
-            acc, sums = self.emit_sums(pixels, base, weights, rows, masks, inside)
-            stores = [
-                self.epilogue.emit_store(
-                    self.geometry.result_indices([*line_index, x + p, channel + v * self.lanes]),
-                    (line * width + x + p) * self.channels + channel + v * self.lanes,
-                    acc[p * len(masks) + v],
-                    mask,
-                )
-                for p in range(pixels)
-                for v, mask in enumerate(masks)
-            ]
-            return Allocate(acc, seq(sums, *stores))
+            # Border tiles are unrolled per tap: which pixels have the tap is known, so no zero is
+            # ever multiplied.
+            loops = (
+                SumLoop(rows, row_step, const(across.kernel * self.channels)),
+                SumLoop(const(across.kernel), tap_step, const(self.channels), rows=inside),
+            )
+            base = start + (x * across.stride - across.left) * self.pixel_stride
+            store = self.pixel_store(line, n, y, x, channel)
+            return self.emit_tile(pixels, columns, base, weights, loops, store)
 
         return seq(*(
             emit_pixel_tile(const(x), pixels, self.line_geometry.pixels_inside_per_tap(x, pixels))
@@ -304,62 +279,12 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             (x, pixels), *more = group
             yield x, pixels, 1 + len(more)
 
-    def emit_sums(
-        self,
-        pixels: int,
-        base: PrimExpr,
-        weights: PrimExpr,
-        rows: PrimExpr,
-        masks: Sequence[PrimExpr | None],
-        inside: list[list[int]] | None,
-    ) -> tuple[Buffer, Stmt]:
-        """Emit the accumulation of pixels and channel vectors over all taps inside the data."""
-        wide, across = len(masks), self.line_geometry
-        kind = dt.with_lanes("float32", self.lanes)
-        acc = Buffer("acc", (const(pixels * wide),), kind, "register")
-        row, tap = Var("row"), Var("tap")
-        start = base + row * (self.geometry.dilation[0] * across.size * self.pixel_stride)
-        at = weights + row * (across.kernel * self.channels)
-
-        def accumulate_tap(tap: PrimExpr, tap_pixels: Sequence[int]) -> Stmt:
-            """Add a tap's products to the sums of some pixels."""
-            step = start + tap * (across.dilation * self.pixel_stride)
-            taps = [Var(f"w{v}", kind) for v in range(wide)]
-            adds: list[Stmt] = []
-            for p in tap_pixels:
-                for v, mask in enumerate(masks):
-                    offset = step + (p * across.stride * self.pixel_stride + v * self.lanes)
-                    sum_ = p * wide + v
-                    value = self.load_channels(self.source, offset, mask)
-                    added = call_intrin("fma", value, taps[v], acc[sum_], dtype=kind)
-                    adds.append(BufferStore(acc, added, (const(sum_),)))
-            stmt = seq(*adds)
-            for v, mask in reversed(list(enumerate(masks))):
-                weight = self.load_channels(
-                    self.weight, at + tap * self.channels + v * self.lanes, mask
-                )
-                stmt = LetStmt(taps[v], weight, stmt)
-            return stmt
-
-        if inside is None:
-            tap_body = accumulate_tap(tap, range(pixels))
-            taps: Stmt = For(tap, const(0), const(across.kernel), ForKind.SERIAL, tap_body)
-        else:
-            # Border tiles are unrolled per tap: which pixels have the tap is known, so no zero is
-            # ever multiplied.
-            taps = seq(
-                *(accumulate_tap(const(t), those) for t, those in enumerate(inside) if those)
-            )
-        zero = broadcast(const(0.0, "float32"), self.lanes)
-        clear = [BufferStore(acc, zero, (const(i),)) for i in range(pixels * wide)]
-        return acc, seq(*clear, For(row, const(0), rows, ForKind.SERIAL, taps))
-
 
 def _emit_tile_run(
     x: int,
     pixels: int,
     count: int,
-    tile: Callable[[PrimExpr, int, list[list[int]] | None], Stmt],
+    tile: Callable[[PrimExpr, int, tuple[tuple[int, ...], ...] | None], Stmt],
 ) -> Stmt:
     """Emit a loop over consecutive tiles, all of whose taps are inside the data."""
     index = Var("t")

@@ -20,13 +20,14 @@ from collections.abc import Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.cpu.skinny_gemm import StoreFn
+from ekiden.kernels.micro_kernels.vector_memory import load_vector
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import StoreVector
 
 MAX_COLUMN_STREAMS = 8
 """Maximum matrix rows that are read concurrently."""
@@ -68,12 +69,6 @@ class _ColumnVector:
         self.sums = Buffer("sums", (const(count * self.num_streams),), self.vector, "register")
         self.row = Buffer("row", (const(count * self.lanes),), shape.dtype, "local")
 
-    def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector from element `at` on; 0 where the mask is off."""
-        loaded = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
-        zero = broadcast(const(0.0, self.shape.dtype), self.lanes)
-        return loaded if mask is None else if_then_else(mask, loaded, zero)
-
     def accumulate_step(
         self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
@@ -92,10 +87,12 @@ class _ColumnVector:
                     rows, range(s, len(rows) * len(starts), len(starts)), strict=True
                 )
             ]
-            steps.append(LetStmt(value, self.load_vector(self.b, start + k, mask), seq(*adds)))
+            steps.append(
+                LetStmt(value, load_vector(self.b, start + k, self.lanes, mask), seq(*adds))
+            )
         stmt = seq(*steps)
         for row, begin in zip(rows, self.shape.row_offsets, strict=True):
-            stmt = LetStmt(row, self.load_vector(self.a, begin + k, mask), stmt)
+            stmt = LetStmt(row, load_vector(self.a, begin + k, self.lanes, mask), stmt)
         return stmt
 
     def emit_columns(self, group: PrimExpr) -> Stmt:
@@ -136,7 +133,7 @@ class _ColumnVector:
             body = LetStmt(name, shape.matrix_offset + line * shape.k, body)
         return Allocate(self.sums, body)
 
-    def emit_vector(self, store: StoreFn) -> Stmt:
+    def emit_vector(self, store: StoreVector) -> Stmt:
         """Emit the sums of all columns of the vector, and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
@@ -150,9 +147,9 @@ class _ColumnVector:
         is_whole = _is_constant(simplify(self.shape.columns % lanes), 0)
         stores = [
             store(
-                r,
+                const(r),
                 self.first_column,
-                self.load_vector(self.row, const(r * lanes), None),
+                load_vector(self.row, const(r * lanes), lanes),
                 None if is_whole else mask,
             )
             for r in range(len(self.shape.row_offsets))
@@ -167,7 +164,7 @@ def _is_constant(value: PrimExpr, number: int) -> bool:
 
 
 def emit_dot_products(
-    shape: DotProductShape, a: Buffer, b: Buffer, store: StoreFn, target: Target, kind: ForKind
+    shape: DotProductShape, a: Buffer, b: Buffer, store: StoreVector, target: Target, kind: ForKind
 ) -> Stmt:
     """Emit the product as dot products, in a loop of the given kind over vectors of columns."""
     columns, number = _ColumnVector(shape, a, b, target), Var("columns")

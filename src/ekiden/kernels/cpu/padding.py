@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.arith import simplify
-from ekiden.ir.dtype import with_lanes
-from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, logical_and, minimum
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.conv_geometry import ConvGeometry
 from ekiden.kernels.micro_kernels.register_tiles import vector_loop_with_tail
+from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -105,12 +105,6 @@ class BandLoop:
         return For(band, const(0), bands, ForKind.PARALLEL, inside, {"grain": 1})
 
 
-def load_as_float32(data: Buffer, at: PrimExpr, lanes: int) -> PrimExpr:
-    """Return a load of contiguous elements, converted to float32."""
-    load = data[ramp(at, 1, lanes)].with_fields(dtype=with_lanes(data.dtype, lanes))
-    return load if data.dtype == "float32" else Cast(load, with_lanes("float32", lanes))
-
-
 def emit_pad_row(
     data: Buffer,
     padded: Buffer,
@@ -174,4 +168,4 @@ def emit_pad_copy(data: Buffer, padded: Buffer, geometry: ConvGeometry, lanes: i
     return For(line, const(0), total, ForKind.PARALLEL, padded_row, {"grain": 8})
 
 
-__all__ = ["BandLoop", "emit_pad_copy", "lines_per_band", "load_as_float32"]
+__all__ = ["BandLoop", "emit_pad_copy", "lines_per_band"]

@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, minimum
+from ekiden.kernels.micro_kernels.vector_memory import load_vector
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -36,6 +37,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.tir.tensor_intrin.micro import StoreVector
 
 MAX_LINES_PER_STEP = 8
 """Maximum matrix rows read per step."""
@@ -45,9 +47,6 @@ RUN_CACHE_DIVISOR = 3
 """L1 size over the maximum size of a run's sums."""
 MIN_RUN_COLUMNS = 256
 """Columns below which a run is not split among threads."""
-
-StoreFn = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""Function (row, first column, vector, mask or None) -> store statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +115,6 @@ class _ColumnRun:
         """Return the index of the sums of a vector of columns."""
         return ramp(column + row * self.max_columns, 1, self.lanes)
 
-    def load_matrix_vector(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load a vector of a matrix row."""
-        at = self.shape.matrix_offset + k * self.shape.columns + self.first_column + column
-        load = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
-        zero = broadcast(const(0.0, self.dtype), self.lanes)
-        return load if mask is None else if_then_else(mask, load, zero)
-
     def emit_clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
         """Emit the zero initialisation of the sums of a column vector."""
         zero = broadcast(const(0.0, self.dtype), self.lanes)
@@ -147,8 +139,14 @@ class _ColumnRun:
                     total = call_intrin("fma", factor, value, total, dtype=self.vector)
                 steps.append(BufferStore(self.sums, total, (at,)))
             body = seq(*self.emit_prefetches(k + depth, column, depth), *steps)
+            line = self.shape.matrix_offset + k * self.shape.columns
+            start = line + self.first_column + column
             for d in reversed(range(depth)):
-                body = LetStmt(values[d], self.load_matrix_vector(k + d, column, mask), body)
+                body = LetStmt(
+                    values[d],
+                    load_vector(self.b, start + d * self.shape.columns, self.lanes, mask),
+                    body,
+                )
             return body
 
         stmt = self.emit_vectors(accumulate_rows)
@@ -167,7 +165,7 @@ class _ColumnRun:
         start = self.shape.matrix_offset + self.first_column + column
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
-    def emit_run(self, store: StoreFn) -> Stmt:
+    def emit_run(self, store: StoreVector) -> Stmt:
         """Emit the initialisation, the sum over all matrix rows, and the store of a run."""
         depth, block, tail_line = (
             self.shape.matrix_rows_per_step(self.target),
@@ -184,7 +182,10 @@ class _ColumnRun:
                 for r in range(len(self.shape.row_offsets))
             ]
             return seq(
-                *(store(r, self.first_column + column, v, mask) for r, v in enumerate(values))
+                *(
+                    store(const(r), self.first_column + column, v, mask)
+                    for r, v in enumerate(values)
+                )
             )
 
         return seq(
@@ -208,7 +209,7 @@ class _ColumnRun:
 
 
 def emit_skinny_gemm(
-    shape: SkinnyGemm, a: Buffer, b: Buffer, store: StoreFn, target: Target, kind: ForKind
+    shape: SkinnyGemm, a: Buffer, b: Buffer, store: StoreVector, target: Target, kind: ForKind
 ) -> Stmt:
     """Emit the product, in a loop of the given kind over runs of columns.
 

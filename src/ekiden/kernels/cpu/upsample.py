@@ -21,7 +21,6 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, desc
 from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     column_mask,
@@ -33,6 +32,7 @@ from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import SumLoop
 from ekiden.topi.dimensions import as_ints
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
 
@@ -129,7 +129,7 @@ class _UpsampleKernel:
 
             return emit_register_tile(
                 RegisterTile(rows, vectors, self.lanes, valid),
-                [ReductionLoop(const(self.depth), const(1), const(self.width))],
+                [SumLoop(const(self.depth), const(1), const(self.width))],
                 self.data,
                 self.pixel_offsets(line, first, rows),
                 self.packed,

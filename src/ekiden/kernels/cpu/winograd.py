@@ -28,7 +28,7 @@ import numpy as np
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -55,12 +55,12 @@ from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operand
 from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     WIDENED_DTYPE,
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     column_mask,
     emit_register_tile,
 )
+from ekiden.kernels.micro_kernels.vector_memory import load_vector
 from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
 from ekiden.kernels.spaces.winograd import (
     INT8_ARITHMETIC,
@@ -72,6 +72,7 @@ from ekiden.target import Target
 from ekiden.te.inline import input_tensors
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
+from ekiden.tir.tensor_intrin.micro import SumLoop
 from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors, transform_matrices
 
 WINOGRAD_CONV_TAG = "winograd_conv2d"
@@ -313,7 +314,7 @@ class _WinogradKernel:
         test = logical_and(test, logical_and(column >= 0, column < width))
         lanes = self.spread_lanes
         stage_index = (ramp((i * self.patch_side + j) * lanes, 1, lanes),)
-        load = self.load_vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
+        load = load_vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
         zero = broadcast(const(0, to.dtype), lanes)
         copy_pixel = IfThenElse(
             test, BufferStore(to, load, stage_index), BufferStore(to, zero, stage_index)
@@ -329,15 +330,6 @@ class _WinogradKernel:
         area = self.tiles_per_column * self.tiles_per_row
         down = tile % area // self.tiles_per_row
         return tile // area, down * self.tile_side, tile % self.tiles_per_row * self.tile_side
-
-    def load_vector(
-        self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
-    ) -> PrimExpr:
-        """Load a vector of a buffer, 0 where the mask is off."""
-        vector = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
-        if mask is None:
-            return vector
-        return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
     def emit_transform(
         self, transform: _LinearTransform, vectors: list[PrimExpr], to: Buffer, at: list[PrimExpr]
@@ -396,7 +388,7 @@ class _WinogradKernel:
         inside = self.is_patch_inside(*corner)
         # Only patches over the border are copied first: inside, columns are read as they lie.
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
-        staged = [self.load_vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
+        staged = [load_vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
         base = tile * self.pitch + group * lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
         transform = self.emit_transform(self.data_transform, staged, self.v, out)
@@ -418,7 +410,7 @@ class _WinogradKernel:
         j, size = Var("j"), self.patch_side
         lanes = self.spread_lanes
         columns = [
-            self.load_vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
+            load_vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
         ]
         loads = [cast(column, self.data_transform.vector) for column in columns]
         stage_offsets = [(j + r * size) * lanes for r in range(size)]
@@ -445,7 +437,7 @@ class _WinogradKernel:
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
         row = self.panel * self.elements_per_step
-        loops = [ReductionLoop(const(self.steps), const(self.elements_per_step), const(row))]
+        loops = [SumLoop(const(self.steps), const(self.elements_per_step), const(row))]
         base, source, to = Var("base"), Var("source"), Var("to")
         own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
         steps = const(self.steps)
@@ -518,15 +510,13 @@ class _WinogradKernel:
         stage = Buffer("stage", (const(m * size * self.lanes),), self.anchor.dtype, "local")
         base = tile * self.columns + group * self.lanes
         loads = [
-            self.load_vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
+            load_vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
             for r in range(size)
         ]
         stage_offsets = [(j + r * size) * self.lanes for r in range(m)]
         column = self.emit_transform(self.output_transform, loads, stage, stage_offsets)
         columns = For(j, const(0), const(size), ForKind.SERIAL, column)
-        staged = [
-            self.load_vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)
-        ]
+        staged = [load_vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)]
         names = [Var("part", self.output_transform.vector) for _ in staged]
         lets, results = self.output_transform.transform(names)
         lets_held = [*zip(names, staged, strict=True), *lets]
@@ -595,7 +585,7 @@ class _WinogradKernel:
         for k, pair in enumerate(wide):
             offset = ramp(const(k * self.lanes), 1, self.lanes)
             first.append(BufferStore(upper, pair, (offset,)))
-            above = self.load_vector(upper, const(k * self.lanes), self.lanes)
+            above = load_vector(upper, const(k * self.lanes), self.lanes)
             at = (n * height + (y + i) // 2) * width + x // 2 + k
             both = fold_binary(Max, above, pair)
             stored = self.epilogue.emit_raw_store(at * self.channels + channel, channel, both, mask)

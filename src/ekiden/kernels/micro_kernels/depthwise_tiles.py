@@ -13,23 +13,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, if_then_else
-from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
-from ekiden.kernels.micro_kernels.register_tiles import RegisterTile, column_mask
+from ekiden.kernels.micro_kernels.register_tiles import RegisterTile
+from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
-from ekiden.tir.tensor_intrin.micro import MatmulTileNest, Options, SumLoop
+from ekiden.tir.tensor_intrin.micro import MatmulTileNest, Options, StoreVector, SumLoop
 
 
-def load_vector(buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None) -> PrimExpr:
-    """Return a load of contiguous elements as float32, 0 where the mask is off."""
-    kind = dt.with_lanes("float32", lanes)
-    load = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
-    value = load if buffer.dtype == "float32" else Cast(load, kind)
-    return value if mask is None else if_then_else(mask, value, broadcast(const(0.0), lanes))
+@dataclass(frozen=True, slots=True)
+class ElementProducts:
+    """Factors of the sums of a tile, `a` times `b`: the offset of each row in the first, that of
+    all rows in the second, and the loops of the sums.
+    """
+
+    a: Buffer
+    a_rows: Sequence[PrimExpr]
+    b: Buffer
+    b_base: PrimExpr
+    loops: Sequence[SumLoop]
+
+
+def emit_depthwise_sums(tile: RegisterTile, products: ElementProducts, store: StoreVector) -> Stmt:
+    """Emit the sums of a tile, and the stores of the results."""
+    masks = [tile.vector_mask(v) for v in range(tile.vectors)]
+    acc = tile.accumulator_buffer()
+    zero = broadcast(const(0.0, "float32"), tile.lanes)
+    clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.num_vectors)]
+    stores = [
+        store(const(i), const(v * tile.lanes), acc[i * tile.vectors + v], mask)
+        for i in range(tile.rows)
+        for v, mask in enumerate(masks)
+    ]
+    return Allocate(acc, seq(*clear, _emit_sum_loops(products, tile, acc, masks), *stores))
 
 
 def emit_depthwise_tile(nest: MatmulTileNest, options: Options) -> Stmt:
@@ -47,26 +67,15 @@ def emit_depthwise_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         raise ScheduleError("depthwise_tile: all loops of the sum must be in the tile")
     lanes = options["lanes"]
     tile = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns)
-    masks = [
-        column_mask(valid, lanes) if (valid := nest.columns - v * lanes) < lanes else None
-        for v in range(tile.vectors)
-    ]
-    acc = tile.accumulator_buffer()
-    zero = broadcast(const(0.0, "float32"), lanes)
-    clear = [BufferStore(acc, zero, (const(i),)) for i in range(tile.num_vectors)]
-    stores = [
-        nest.store(const(i), const(v * lanes), acc[i * tile.vectors + v], mask)
-        for i in range(tile.rows)
-        for v, mask in enumerate(masks)
-    ]
-    return Allocate(acc, seq(*clear, _emit_sum_loops(nest, tile, acc, masks), *stores))
+    products = ElementProducts(nest.a, nest.a_rows, nest.b, nest.b_base, nest.loops)
+    return emit_depthwise_sums(tile, products, nest.store)
 
 
 def _emit_sum_loops(
-    nest: MatmulTileNest, tile: RegisterTile, acc: Buffer, masks: Sequence[PrimExpr | None]
+    products: ElementProducts, tile: RegisterTile, acc: Buffer, masks: Sequence[PrimExpr | None]
 ) -> Stmt:
     """Emit the loops of the sums; the one whose rows are listed is unrolled."""
-    loops = [s for s in nest.loops if not _is_unit(s)]
+    loops = [s for s in products.loops if not _is_unit(s)]
     variables = [Var(f"k{n}") for n in range(len(loops))]
     listed = [n for n, s in enumerate(loops) if s.rows is not None]
     if len(listed) > 1:
@@ -74,10 +83,10 @@ def _emit_sum_loops(
 
     def emit_step(values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
         """Emit one iteration of all loops, at these values of their variables."""
-        a, b = const(0), nest.b_base
+        a, b = const(0), products.b_base
         for value, s in zip(values, loops, strict=True):
             a, b = a + value * s.a_stride, b + value * s.b_stride
-        return _emit_tap(nest, tile, acc, masks, a, b, rows)
+        return _emit_tap(products, tile, acc, masks, a, b, rows)
 
     # The listed loop is unrolled around a copy of those inside of it for each of its iterations.
     begin, *_ = (*listed, len(loops))
@@ -112,7 +121,7 @@ def _is_unit(loop: SumLoop) -> bool:
 
 
 def _emit_tap(
-    nest: MatmulTileNest,
+    products: ElementProducts,
     tile: RegisterTile,
     acc: Buffer,
     masks: Sequence[PrimExpr | None],
@@ -125,15 +134,17 @@ def _emit_tap(
     adds: list[Stmt] = []
     for i in rows:
         for v, mask in enumerate(masks):
-            value = load_vector(nest.a, nest.a_rows[i] + a + v * tile.lanes, tile.lanes, mask)
+            value = load_as_float32(
+                products.a, products.a_rows[i] + a + v * tile.lanes, tile.lanes, mask
+            )
             at = i * tile.vectors + v
             total = call_intrin("fma", value, weights[v], acc[at], dtype=acc.dtype)
             adds.append(BufferStore(acc, total, (const(at),)))
     loads = [
-        (weight, load_vector(nest.b, b + v * tile.lanes, tile.lanes, masks[v]))
+        (weight, load_as_float32(products.b, b + v * tile.lanes, tile.lanes, masks[v]))
         for v, weight in enumerate(weights)
     ]
     return wrap_in_lets(loads, seq(*adds))
 
 
-__all__ = ["emit_depthwise_tile", "load_vector"]
+__all__ = ["ElementProducts", "emit_depthwise_sums", "emit_depthwise_tile"]

@@ -24,7 +24,7 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize, with_lanes
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, StoreFn, column_mask
+from ekiden.kernels.micro_kernels.register_tiles import column_mask
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, ramp
 from ekiden.tir.stmt import (
@@ -38,6 +38,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
+from ekiden.tir.tensor_intrin.micro import StoreVector, SumLoop
 from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 AMX_ROWS, AMX_WORDS, AMX_LANES = 16, 16, 16
@@ -98,7 +99,7 @@ class MatrixOperands:
 
 
 def emit_matrix_tile(
-    tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands, store: StoreFn
+    tile: MatrixTile, loops: Sequence[SumLoop], factors: MatrixOperands, store: StoreVector
 ) -> Stmt:
     """Emit a tile's accumulation over k, and `store` on its results.
 
@@ -154,7 +155,7 @@ class _AmxTileBuilder:
     """Builder of the statements of a tile of several AMX register rows."""
 
     def __init__(
-        self, high: int, tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands
+        self, high: int, tile: MatrixTile, loops: Sequence[SumLoop], factors: MatrixOperands
     ) -> None:
         self.num_levels, self.tile, self.factors = high, tile, factors
         *self.outer, self.inner = loops
@@ -175,7 +176,7 @@ class _AmxTileBuilder:
         self.rows = [self._level_rows(level) for level in range(high)]
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
-    def emit_tile(self, store: StoreFn) -> Stmt:
+    def emit_tile(self, store: StoreVector) -> Stmt:
         """Emit the tile configuration, the accumulation part by part, and the stores."""
         group_starts = range(0, self.num_column_registers, self.columns)
         sums = [
@@ -283,7 +284,7 @@ class _AmxTileBuilder:
             ]
         return seq(*done)
 
-    def emit_stores(self, store: StoreFn) -> list[Stmt]:
+    def emit_stores(self, store: StoreVector) -> list[Stmt]:
         """Emit `store` on every row of the accumulators."""
         loops: list[Stmt] = []
         for level in range(self.num_levels):

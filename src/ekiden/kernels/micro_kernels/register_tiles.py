@@ -27,17 +27,26 @@ for M of 9 to 61, cut with remainders 80-95 %).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Add, IntImm, PrimExpr, Var, cast, const, fold_binary, minimum
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Add,
+    IntImm,
+    PrimExpr,
+    Var,
+    cast,
+    const,
+    fold_binary,
+    logical_and,
+    minimum,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.tir.tensor_intrin.micro import GatherLoop
+from ekiden.tir.tensor_intrin.micro import GatherLoop, PartialSums, StoreVector, SumLoop
 from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
@@ -51,18 +60,6 @@ DOT_INSTRUCTION_BY_DTYPE = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENE
 """Dot-product instruction by panel dtype."""
 MAX_DYNAMIC_TILE_ROWS = 6
 """Maximum tile rows for a dynamic number of rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionLoop:
-    """Reduction loop: its extent, its strides in the data and in the panel (elements), and its
-    first iteration.
-    """
-
-    extent: PrimExpr
-    a_stride: PrimExpr
-    b_stride: PrimExpr
-    begin: PrimExpr = field(default_factory=lambda: const(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +89,11 @@ class RegisterTile:
         """Return the dtype of an accumulator."""
         return dt.with_lanes(self.dtype, self.lanes)
 
+    def vector_mask(self, v: int) -> PrimExpr | None:
+        """Return the mask of a vector's stored lanes, or None for all."""
+        num_valid = self.num_columns - v * self.lanes
+        return None if num_valid >= self.lanes else column_mask(num_valid, self.lanes)
+
     def accumulator_buffer(self) -> Buffer:
         """Return the register buffer of the accumulators."""
         return Buffer(
@@ -115,39 +117,23 @@ def narrowest_lanes(valid: int, target: Target) -> int:
     return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
 
 
-StoreFn = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
-"""Function (tile row, first column, vector, mask or None) -> store statement."""
 PrefetchFn = Callable[[PrimExpr, PrimExpr, int], list[Stmt]]
 """Function (panel offset of the innermost loop's first step, step, unrolled index) -> prefetches.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSums:
-    """Partial sums of a chunk of k: whether it is the last one, and how partial sums are loaded and
-    stored.
-
-    They begin with what `load` gives (row, first column, mask), and are stored to be continued
-    while `is_last` does not hold.
-    """
-
-    is_last: PrimExpr
-    load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
-    store: StoreFn
-
-
 def emit_register_tile(
     tile: RegisterTile,
-    loops: Sequence[ReductionLoop],
+    loops: Sequence[SumLoop],
     a: Buffer,
     a_rows: Sequence[PrimExpr],
     b: Buffer,
     b_base: PrimExpr,
-    store: StoreFn,
+    store: StoreVector,
     has_staging_buffer: bool = False,
     ahead: PrefetchFn | None = None,
     unroll: int = 1,
-    chunk_sums: ChunkSums | None = None,
+    partial_sums: PartialSums | None = None,
     gather: GatherLoop | None = None,
 ) -> Stmt:
     """Emit a register tile: initialise the accumulators, loop over k, store the results.
@@ -166,15 +152,15 @@ def emit_register_tile(
         has_staging_buffer: Whether results pass through a buffer.
         ahead: The prefetches of an iteration.
         unroll: The unroll factor of the innermost loop.
-        chunk_sums: Loads and stores of the partial sums of chunks of k.
+        partial_sums: Loads and stores of the partial sums of chunks of k.
         gather: Iterations that look their element of the data up, behind the loops.
     """
     acc = tile.accumulator_buffer()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
     begin = (
         [zero] * tile.num_vectors
-        if chunk_sums is None
-        else _load_initial_sums(tile, chunk_sums.load)
+        if partial_sums is None
+        else _load_initial_sums(tile, partial_sums)
     )
     # Only the first chain continues earlier sums; the others are added to it at the end.
     begin += [zero] * (tile.num_vectors * (tile.chains - 1))
@@ -189,9 +175,9 @@ def emit_register_tile(
         multiply = seq(multiply, _emit_gather_nest(tile, gather, acc, a, a_rows, b))
     if not has_staging_buffer:
         ending = seq(*_emit_stores(tile, acc, store))
-        if chunk_sums is not None:
+        if partial_sums is not None:
             ending = IfThenElse(
-                chunk_sums.is_last, ending, seq(*_emit_stores(tile, acc, chunk_sums.store))
+                partial_sums.is_last, ending, seq(*_emit_stores(tile, acc, partial_sums.store))
             )
         return Allocate(acc, seq(*clear, multiply, ending))
     # A long epilogue would need the accumulators' registers: the sums are spilled to L1 once, and
@@ -204,11 +190,11 @@ def emit_register_tile(
         )
     )
     finish = _emit_staged_stores(tile, stage, store)
-    if chunk_sums is not None:
+    if partial_sums is not None:
         keep_sums = IfThenElse(
-            chunk_sums.is_last, keep_sums, seq(*_emit_stores(tile, acc, chunk_sums.store))
+            partial_sums.is_last, keep_sums, seq(*_emit_stores(tile, acc, partial_sums.store))
         )
-        finish = IfThenElse(chunk_sums.is_last, finish)
+        finish = IfThenElse(partial_sums.is_last, finish)
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
 
@@ -226,24 +212,24 @@ def _emit_chain_sums(tile: RegisterTile, acc: Buffer) -> list[Stmt]:
     return stores
 
 
-def _load_initial_sums(
-    tile: RegisterTile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
-) -> list[PrimExpr]:
-    """Return the initial partial sum of each accumulator."""
-    return [
-        load(const(i), const(v * tile.lanes), _vector_mask(tile, v))
-        for i in range(tile.rows)
-        for v in range(tile.vectors)
-    ]
+def _load_initial_sums(tile: RegisterTile, partial_sums: PartialSums) -> list[PrimExpr]:
+    """Return the initial partial sum of each accumulator: that of the previous chunk of k, or 0 in
+    the first chunk.
+    """
+    has_previous = broadcast(partial_sums.has_partial_sums, tile.lanes)
+    zero = broadcast(const(0, tile.dtype), tile.lanes)
+
+    def load_or_zero(row: int, v: int) -> PrimExpr:
+        """Load a partial sum; the mask keeps the first chunk from reading what is not stored."""
+        mask = tile.vector_mask(v)
+        load_mask = has_previous if mask is None else logical_and(has_previous, mask)
+        value = partial_sums.load(const(row), const(v * tile.lanes), tile.lanes)
+        return if_then_else(load_mask, value, zero)
+
+    return [load_or_zero(i, v) for i in range(tile.rows) for v in range(tile.vectors)]
 
 
-def _vector_mask(tile: RegisterTile, v: int) -> PrimExpr | None:
-    """Return the mask of a vector's stored lanes, or None for all."""
-    num_valid = tile.num_columns - v * tile.lanes
-    return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
-
-
-def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: StoreFn) -> Stmt:
+def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: StoreVector) -> Stmt:
     row, vector = Var("row"), Var("vector")
     full_vectors, tail_width = divmod(tile.num_columns, tile.lanes)
 
@@ -273,7 +259,7 @@ def column_mask(valid: int, lanes: int) -> PrimExpr:
 
 def _emit_k_nest(
     tile: RegisterTile,
-    loops: Sequence[ReductionLoop],
+    loops: Sequence[SumLoop],
     acc: Buffer,
     a: Buffer,
     a_rows: Sequence[PrimExpr],
@@ -480,12 +466,12 @@ def _emit_product_pair(
     return stmt
 
 
-def _emit_stores(tile: RegisterTile, acc: Buffer, store: StoreFn) -> list[Stmt]:
+def _emit_stores(tile: RegisterTile, acc: Buffer, store: StoreVector) -> list[Stmt]:
     stores = []
     for i in range(tile.rows):
         for v in range(tile.vectors):
             value = acc[i * tile.vectors + v]
-            stores.append(store(const(i), const(v * tile.lanes), value, _vector_mask(tile, v)))
+            stores.append(store(const(i), const(v * tile.lanes), value, tile.vector_mask(v)))
     return stores
 
 
@@ -595,7 +581,6 @@ def vector_loop_with_tail(
 
 
 __all__ = [
-    "ReductionLoop",
     "RegisterTile",
     "balanced_row_tiles",
     "column_mask",

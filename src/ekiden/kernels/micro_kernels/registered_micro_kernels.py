@@ -11,8 +11,7 @@ replays.
 from __future__ import annotations
 
 from ekiden.ir.dtype import itemsize
-from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.kernels.micro_kernels.depthwise_tiles import emit_depthwise_tile
 from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
 from ekiden.kernels.micro_kernels.matrix_tiles import MatrixOperands, MatrixTile, emit_matrix_tile
@@ -20,14 +19,11 @@ from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     LANES_OF_256_BITS,
     WIDENED_DTYPE,
-    ChunkSums,
-    ReductionLoop,
     RegisterTile,
     emit_register_tile,
 )
 from ekiden.kernels.quantized.int8_dot import NARROW_DOT_FEATURE
 from ekiden.runtime.errors import ScheduleError
-from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import Stmt
 from ekiden.tir.tensor_intrin.micro import (
     GatherLoop,
@@ -87,7 +83,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     lets, ahead = panel_prefetches.tile_prefetches(base, nest.panel_position)
     tile_stmt = emit_register_tile(
         shape,
-        [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
+        loops,
         nest.a,
         nest.a_rows,
         nest.b,
@@ -96,7 +92,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
         panel_prefetches.unroll,
-        _create_chunk_sums(nest, lanes),
+        nest.partial_sums,
         _checked_gather(nest),
     )
     return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)
@@ -147,23 +143,6 @@ def _static_extent(size: PrimExpr) -> int:
     return size.value if isinstance(size, IntImm) else 0
 
 
-def _create_chunk_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
-    """Return how partial sums continue those of the previous chunk of k; 0 in the first chunk."""
-    chunk = nest.partial_sums
-    if chunk is None:
-        return None
-
-    def load_or_zero(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
-        """Load the previous chunk's partial sum, or 0 in the first chunk."""
-        has_previous = broadcast(chunk.has_partial_sums, lanes)
-        zero = broadcast(const(0, nest.dtype), lanes)
-        # In the first chunk no sums are stored yet: the mask keeps the load from reading them.
-        load_mask = has_previous if mask is None else logical_and(has_previous, mask)
-        return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
-
-    return ChunkSums(chunk.is_last, load_or_zero, chunk.store)
-
-
 def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     """Emit an AMX tile for a scheduled block, by `emit_matrix_tile`."""
     loops, word = _loops_outside_words(nest, nest.loops)
@@ -172,8 +151,7 @@ def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
     shape = MatrixTile(nest.rows, nest.row_loop, nest.columns, nest.dtype)
     factors = MatrixOperands(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
-    steps = [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
-    return emit_matrix_tile(shape, steps, factors, nest.store)
+    return emit_matrix_tile(shape, loops, factors, nest.store)
 
 
 REGISTER_TILE_KERNEL = MicroKernel.register(

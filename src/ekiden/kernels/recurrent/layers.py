@@ -41,11 +41,11 @@ from ekiden.kernels.cost_model import accumulator_chains
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
-    ReductionLoop,
     RegisterTile,
     balanced_row_tiles,
     emit_register_tile,
 )
+from ekiden.kernels.micro_kernels.vector_memory import VectorMemory
 from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
 from ekiden.kernels.spaces.recurrent import (
@@ -58,7 +58,7 @@ from ekiden.target import Target
 from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.tir.tensor_intrin.micro import GatherLoop
+from ekiden.tir.tensor_intrin.micro import GatherLoop, SumLoop
 from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
 from ekiden.topi.recurrent_cells import RecurrentCell, VectorMath
 
@@ -71,7 +71,7 @@ DEFAULT_BATCH_ROWS = 6
 PEEPHOLE_NAMES = ("p_i", "p_f", "p_o")
 
 
-class RecurrentLayerKernel:
+class RecurrentLayerKernel(VectorMemory):
     """Builder of the kernel of one recurrent layer. `inputs` are data [steps, batch, gates *
     hidden], weight (packed, or as it is), and those of `cell.given`; `outputs` all hidden states
     and the last states.
@@ -127,25 +127,6 @@ class RecurrentLayerKernel:
 
     # Vectors.
 
-    def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
-        """Load a vector; 0 where the mask is off."""
-        vector = BufferLoad(
-            buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
-        )
-        zero = broadcast(const(0, buffer.dtype), self.lanes)
-        return vector if mask is None else if_then_else(mask, vector, zero)
-
-    def store_vector(
-        self, buffer: Buffer, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None = None
-    ) -> Stmt:
-        """Store a vector."""
-        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
-
-    @property
-    def zero_vector(self) -> PrimExpr:
-        """Return a vector of zeros."""
-        return broadcast(const(0.0, "float32"), self.lanes)
-
     def unit_mask(self, panel: PrimExpr) -> PrimExpr | None:
         """Return the mask of a panel's lanes that are hidden units, or None for all."""
         if self.hidden == self.width:
@@ -163,14 +144,14 @@ class RecurrentLayerKernel:
         if first:
             initial = self.optional_inputs.get(f"initial_{name}")
             value = (
-                self.zero_vector if initial is None else self.load_vector(initial, outside, mask)
+                self.broadcast_scalar(0.0) if initial is None else self.load(initial, outside, mask)
             )
-            body = self.store_vector(state, inside, value)
+            body = self.store(state, inside, value)
         else:
             output = self.outputs[1 + list(self.states).index(name)]
             # Halves take turns: after all steps the last state is in half steps % 2.
             half = self.steps % 2 * self.state_elements if name == "h" else const(0)
-            body = self.store_vector(output, outside, self.load_vector(state, half + inside), mask)
+            body = self.store(output, outside, self.load(state, half + inside), mask)
         panels_loop = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
         return For(row, const(0), self.batch, ForKind.SERIAL, panels_loop)
 
@@ -229,33 +210,33 @@ class RecurrentLayerKernel:
         low, high = (Buffer(name, shape, scope="local") for name in ("low", "high"))
         i, j = Var("i"), Var("j")
         count = simplify(self.state_elements // self.lanes)
-        value = self.load_vector(source, start + i * self.lanes)
+        value = self.load(source, start + i * self.lanes)
         vector = value.dtype
         extremes = seq(
-            self.store_vector(low, one, Min(self.load_vector(low, one), value, vector)),
-            self.store_vector(high, one, Max(self.load_vector(high, one), value, vector)),
+            self.store(low, one, Min(self.load(low, one), value, vector)),
+            self.store(high, one, Max(self.load(high, one), value, vector)),
         )
-        minimum = VectorReduce(self.load_vector(low, one), "min", "float32")
-        maximum = VectorReduce(self.load_vector(high, one), "max", "float32")
+        minimum = VectorReduce(self.load(low, one), "min", "float32")
+        maximum = VectorReduce(self.load(high, one), "max", "float32")
         spread = (maximum - minimum) / const(255.0, "float32")
         # A state of zeros has no range: any scale that is not 0 serves.
         step = if_then_else(maximum > minimum, spread, const(1.0, "float32"))
         scale = self.scale[const(0)]
         zero = call_intrin("round", (const(0.0, "float32") - minimum) / scale)
-        level = call_intrin("round", Div(self.load_vector(source, start + j * self.lanes),
+        level = call_intrin("round", Div(self.load(source, start + j * self.lanes),
                                          broadcast(scale, self.lanes), vector))  # fmt: skip
         shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
         top = broadcast(const(255.0, "float32"), self.lanes)
-        byte = Max(Min(Add(level, shift, vector), top, vector), self.zero_vector, vector)
+        byte = Max(Min(Add(level, shift, vector), top, vector), self.broadcast_scalar(0.0), vector)
         bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
         stmt = seq(
-            self.store_vector(low, one, self.zero_vector),
-            self.store_vector(high, one, self.zero_vector),
+            self.store(low, one, self.broadcast_scalar(0.0)),
+            self.store(high, one, self.broadcast_scalar(0.0)),
             For(i, const(0), count, ForKind.SERIAL, extremes),
             BufferStore(self.scale, step, (const(0),)),
             BufferStore(self.zero_point, cast(zero, "int32"), (const(0),)),
             For(j, const(0), count, ForKind.SERIAL,
-                self.store_vector(self.quantized, j * self.lanes, bytes_)),
+                self.store(self.quantized, j * self.lanes, bytes_)),
         )  # fmt: skip
         if self.widened_states is not None:
             width = const(self.width)
@@ -272,14 +253,14 @@ class RecurrentLayerKernel:
         """Return the products of a phase's gates for a panel, in float32."""
         gate_values: list[PrimExpr] = []
         for n, gate in enumerate(self.cell.gate_phases[phase]):
-            value = self.load_vector(products, at + n * self.lanes)
+            value = self.load(products, at + n * self.lanes)
             if self.is_bytes:
                 row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
                 zero = broadcast(self.zero_point[const(0)], self.lanes)
                 # sum((q - zero) * w) = sum(q * w) - zero * sum(w), whose sums of w are stored.
-                sums = Mul(zero, self.load_vector(self.optional_inputs["sums"], row, mask), vector)
+                sums = Mul(zero, self.load(self.optional_inputs["sums"], row, mask), vector)
                 step = broadcast(self.scale[const(0)], self.lanes)
-                weight = self.load_vector(self.optional_inputs["scale"], row, mask)
+                weight = self.load(self.optional_inputs["scale"], row, mask)
                 total = Cast(Sub(value, sums, vector), weight.dtype)
                 value = Mul(total, Mul(step, weight, weight.dtype), weight.dtype)
             gate_values.append(value)
@@ -350,7 +331,7 @@ class RecurrentLayerKernel:
             i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None
         ) -> Stmt:
             """Store a vector of products at its row and gate."""
-            return self.store_vector(products, i * (len(chosen) * lanes) + behind + column, value)
+            return self.store(products, i * (len(chosen) * lanes) + behind + column, value)
 
         step = self.cell.num_gates * lanes * self.word_elements
         base = number * ((self.depth + self.num_residual_words) * step) + gates[0] * (
@@ -358,7 +339,7 @@ class RecurrentLayerKernel:
         )
         source, half = self.matmul_lhs_address(t, phase)
         starts = [half + (first + i) * self.width for i in range(rows)]
-        loops = [ReductionLoop(const(self.depth), const(self.word_elements), const(step))]
+        loops = [SumLoop(const(self.depth), const(self.word_elements), const(step))]
         indexed = self.residual_words(number, base)
         return emit_register_tile(
             shape, loops, source, starts, weight, base, store_product, gather=indexed
@@ -394,24 +375,24 @@ class RecurrentLayerKernel:
         when, is_active = self.time_of_step(t, row)
         time = Var("time")
         line = (time * self.batch + row) * self.cell.num_gates
-        x = [self.load_vector(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
+        x = [self.load(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
         r = self.gate_products(products, at, phase, unit, mask)
         if "bias" in self.optional_inputs:
             bias = self.optional_inputs["bias"]
             r = [
-                value + self.load_vector(bias, unit + g * self.hidden, mask)
+                value + self.load(bias, unit + g * self.hidden, mask)
                 for g, value in zip(chosen, r, strict=True)
             ]
-        old = {"h": self.load_vector(self.h, t % 2 * self.state_elements + state_offset)}
+        old = {"h": self.load(self.h, t % 2 * self.state_elements + state_offset)}
         if "c" in self.states:
-            old["c"] = self.load_vector(self.c, state_offset)
+            old["c"] = self.load(self.c, state_offset)
         cell_inputs = old | {
-            name: self.load_vector(self.optional_inputs["peephole"], unit + n * self.hidden, mask)
+            name: self.load(self.optional_inputs["peephole"], unit + n * self.hidden, mask)
             for n, name in enumerate(PEEPHOLE_NAMES)
             if "peephole" in self.optional_inputs
         }
         if phase:
-            cell_inputs["update"] = self.load_vector(self.update, state_offset)
+            cell_inputs["update"] = self.load(self.update, state_offset)
         new_values = self.cell.compute_phase(VectorMath(lanes), phase, x, r, cell_inputs)
         body = self.emit_store_cell(
             t,
@@ -450,14 +431,14 @@ class RecurrentLayerKernel:
             if is_active is not None and name in old:
                 # Shorter sequences of a batch carry their last state to the end.
                 stored = Select(broadcast(is_active, self.lanes), stored, old[name], stored.dtype)
-            stores.append(self.store_vector(*targets[name], stored))
+            stores.append(self.store(*targets[name], stored))
         if "h" in names:
             shown: PrimExpr = names["h"]
             if is_active is not None:
                 shown = Select(
-                    broadcast(is_active, self.lanes), shown, self.zero_vector, shown.dtype
+                    broadcast(is_active, self.lanes), shown, self.broadcast_scalar(0.0), shown.dtype
                 )
-            stores.append(self.store_vector(self.outputs[0], at, shown, mask))
+            stores.append(self.store(self.outputs[0], at, shown, mask))
         body = seq(*stores)
         for name, value in reversed(new_values.items()):
             body = LetStmt(names[name], value, body)

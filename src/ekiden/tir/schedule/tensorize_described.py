@@ -34,11 +34,16 @@ from ekiden.tir.schedule.program import (
 from ekiden.tir.schedule.tensorize_tile import (
     TENSORIZE_PRIMITIVE,
     TileBuilder,
-    count_float_ops,
     statements_outside,
 )
 from ekiden.tir.stmt import Allocate, BlockRealize, For, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.tensor_intrin.micro import DescribedTile, MicroKernel, Operand, Options
+from ekiden.tir.tensor_intrin.micro import (
+    DescribedTile,
+    MicroKernel,
+    Operand,
+    Options,
+    count_float_ops,
+)
 from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.visitor import StmtMutator
 from ekiden.tir.visitor import substitute as substitute_stmt

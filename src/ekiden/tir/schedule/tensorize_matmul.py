@@ -43,7 +43,6 @@ from ekiden.tir.schedule.tensorize_tile import (
     Sizes,
     TileBuilder,
     branch_on_size,
-    count_float_ops,
     max_extent,
     statements_outside,
     substituted_store,
@@ -57,6 +56,7 @@ from ekiden.tir.tensor_intrin.micro import (
     Options,
     PartialSums,
     SumLoop,
+    count_float_ops,
 )
 from ekiden.tir.transform.loop_vectorization import Vectorizer
 

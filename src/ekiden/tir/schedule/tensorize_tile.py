@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.schedule.program import (
@@ -249,12 +249,6 @@ class TileBuilder:
         return LetStmt(self.first, self.nest.rows.min, branches)
 
 
-def count_float_ops(value: PrimExpr) -> int:
-    """Return the number of float operations in an expression."""
-    plain = (BufferLoad, Var, IntImm, FloatImm)
-    return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
-
-
 def max_extent(loop: For) -> PrimExpr:
     """Return an upper bound of a loop's extent."""
     bound = (loop.annotations or {}).get(PART_EXTENT_BOUND_ANNOTATION)
@@ -347,7 +341,6 @@ __all__ = [
     "TileBuilder",
     "TileNest",
     "branch_on_size",
-    "count_float_ops",
     "max_extent",
     "statements_outside",
     "substituted_store",

@@ -15,10 +15,12 @@ from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar
 
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, Var, const
+from ekiden.ir.prim_visitor import post_order
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.expr import Buffer
+from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 StoreVector = Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
@@ -225,6 +227,12 @@ class MicroKernel:
         return options
 
 
+def count_float_ops(value: PrimExpr) -> int:
+    """Return the number of float operations in an expression."""
+    plain = (BufferLoad, Var, IntImm, FloatImm)
+    return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
+
+
 @lru_cache(maxsize=64)
 def _cached_description(
     describe: Callable[[Options], PrimFunc], options: tuple[tuple[str, int], ...]
@@ -242,4 +250,5 @@ __all__ = [
     "Options",
     "PartialSums",
     "SumLoop",
+    "count_float_ops",
 ]
