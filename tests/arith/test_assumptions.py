@@ -172,8 +172,8 @@ def test_int_sets_support_set_operations() -> None:
 
 
 def test_interval_sets_have_symbolic_bounds() -> None:
-    found = Analyzer().int_set(Y + X * 2, {X: vector(0, N)})
-    assert str(found) == "[y, n * 2 + y - 2]"
+    result = Analyzer().int_set(Y + X * 2, {X: vector(0, N)})
+    assert str(result) == "[y, n * 2 + y - 2]"
     assert str(Analyzer().int_set(X % 8)) == "[0, 7]"
 
 
@@ -192,12 +192,12 @@ def test_int_sets_contain_every_value() -> None:
     domains = {X: interval(-2, 5), Y: interval(1, 4)}
     for _ in range(120):
         expr = random_expression(rng, 3)
-        found = eval_set(expr, domains)
+        result = eval_set(expr, domains)
         values = [evaluate(expr, {X: x, Y: y}) for x in range(-2, 6) for y in range(1, 5)]
-        if found.min_value is not None:
-            assert evaluate(found.min_value, {}) <= min(values)
-        if found.max_value is not None:
-            assert evaluate(found.max_value, {}) >= max(values)
+        if result.min_value is not None:
+            assert evaluate(result.min_value, {}) <= min(values)
+        if result.max_value is not None:
+            assert evaluate(result.max_value, {}) >= max(values)
 
 
 @pytest.mark.parametrize(
@@ -225,17 +225,17 @@ def test_deduced_bounds_hold_for_all_of_the_rest() -> None:
         a, b, c = rng.choice([-3, -1, 1, 2, 4]), rng.randint(-3, 3), rng.randint(-9, 9)
         left = X * a + Y * b
         condition = rng.choice([left < c, left <= c, left > c, left >= c])
-        found = deduce_bound(X, condition, {}, {Y: interval(-2, 3)})
+        result = deduce_bound(X, condition, {}, {Y: interval(-2, 3)})
         good = [
             x
             for x in range(-20, 21)
             if all(evaluate(condition, {X: x, Y: y}) for y in range(-2, 4))
         ]
-        assert good == [x for x in range(-20, 21) if inside(found, x)]
+        assert good == [x for x in range(-20, 21) if inside(result, x)]
 
 
-def inside(found: IntervalSet, value: int) -> bool:
-    low, high = found.min_value, found.max_value
+def inside(result: IntervalSet, value: int) -> bool:
+    low, high = result.min_value, result.max_value
     return (low is None or evaluate(low, {}) <= value) and (
         high is None or value <= evaluate(high, {})
     )
@@ -252,16 +252,16 @@ def test_linear_equations() -> None:
 
 
 def test_inequalities_bound_the_later_by_the_earlier() -> None:
-    found = solve_linear_inequalities([X, Y], [X + Y < N, X >= 0, Y >= X * 2])
-    x = found.bounds[X]
+    result = solve_linear_inequalities([X, Y], [X + Y < N, X >= 0, Y >= X * 2])
+    x = result.bounds[X]
     assert (x.coef, list(map(str, x.lower)), list(map(str, x.upper))) == (
         2,
         ["0"],
         ["n * 2 - y * 2 - 2", "y"],
     )
-    y = found.bounds[Y]
+    y = result.bounds[Y]
     assert list(map(str, y.lower)) == ["0"]
-    assert found.relations != []
+    assert result.relations != []
 
 
 def test_solve_inequalities_infers_ranges() -> None:
@@ -283,13 +283,13 @@ def test_every_solution_is_within_the_bounds() -> None:
             for _ in range(3)
         ]
         limits = [logical_and(v >= -3, v <= 3) for v in (X, Y, Z)]
-        found = solve_linear_inequalities([X, Y, Z], [*system, *limits])
+        result = solve_linear_inequalities([X, Y, Z], [*system, *limits])
         for values in itertools.product(box, repeat=3):
             at = dict(zip((X, Y, Z), values, strict=True))
             if not all(evaluate(e, at) for e in system):
                 continue
-            assert all(evaluate(e, at) for e in found.relations)
-            for var, bound in found.bounds.items():
+            assert all(evaluate(e, at) for e in result.relations)
+            for var, bound in result.bounds.items():
                 scaled = bound.coef * at[var]
                 assert all(evaluate(e, at) <= scaled for e in bound.lower)
                 assert all(evaluate(e, at) >= scaled for e in bound.upper)
@@ -297,7 +297,7 @@ def test_every_solution_is_within_the_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("argument", "expected"),
     [
         (X + 5 < Y + 6, "x <= y"),
         (X * -3 < Y * -3, "y < x"),
@@ -316,8 +316,8 @@ def test_every_solution_is_within_the_bounds() -> None:
     ],
     ids=str,
 )
-def test_rewriting_shortens_comparisons_and_vectors(given: PrimExpr, expected: str) -> None:
-    assert str(Analyzer().rewrite_simplify(given)) == expected
+def test_rewriting_shortens_comparisons_and_vectors(argument: PrimExpr, expected: str) -> None:
+    assert str(Analyzer().rewrite_simplify(argument)) == expected
 
 
 def test_comparisons_keep_their_truth() -> None:
@@ -325,15 +325,15 @@ def test_comparisons_keep_their_truth() -> None:
     numbers = (-3, -1, 0, 1, 2)
     for kind in (EQ, NE, LT, LE, GT, GE):
         for a, c, d in itertools.product(numbers, numbers, numbers):
-            given = kind(X * a + c, Y * 2 + d)
-            found = Analyzer().rewrite_simplify(given)
+            argument = kind(X * a + c, Y * 2 + d)
+            result = Analyzer().rewrite_simplify(argument)
             for x, y in itertools.product(range(-4, 5), repeat=2):
                 at = {X: x, Y: y}
-                assert evaluate(given, at) == evaluate(found, at), (given, found, at)
+                assert evaluate(argument, at) == evaluate(result, at), (argument, result, at)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("argument", "expected"),
     [
         (X < Y, "x < 0"),
         (X == Y, "x <= 0 and 7 <= x"),
@@ -345,13 +345,13 @@ def test_comparisons_keep_their_truth() -> None:
     ],
     ids=str,
 )
-def test_narrowed_conditions_hold_for_all_values(given: PrimExpr, expected: str) -> None:
-    given = convert(given)
-    found = narrow_predicate_expression(given, {Y: Range(0, 8)})
-    assert str(found) == expected
+def test_narrowed_conditions_hold_for_all_values(argument: PrimExpr, expected: str) -> None:
+    argument = convert(argument)
+    actual = narrow_predicate_expression(argument, {Y: Range(0, 8)})
+    assert str(actual) == expected
     for x, z in itertools.product(range(-9, 10), range(-3, 4)):
-        if evaluate(found, {X: x, Z: z}):
-            assert all(evaluate(given, {X: x, Y: y, Z: z}) for y in range(8))
+        if evaluate(actual, {X: x, Z: z}):
+            assert all(evaluate(argument, {X: x, Y: y, Z: z}) for y in range(8))
 
 
 def test_bounds_of_bits_and_casts() -> None:

@@ -47,26 +47,26 @@ def test_solutions_are_those_of_the_system(seed: int) -> None:
             total = total + v * rng.randint(-3, 3)
         relations.append(EQ(total, const(0)) if rng.random() < 0.8 else LE(total, const(0)))
     ranges = {v: Range(-3, 4) for v in variables}
-    found = solve_linear_equations(relations, variables, ranges)
+    result = solve_linear_equations(relations, variables, ranges)
     right = [p for p in boxed(variables, -3, 4) if all(value(r, p) for r in relations)]
     reached = set()
     for point in right:
-        new = {n: value(found.dst_to_src[n], point) for n in found.dst.variables}
-        assert all(value(r, new) for r in found.dst.relations)
-        for n, domain in found.dst.ranges.items():
+        new = {n: value(result.dst_to_src[n], point) for n in result.dst.variables}
+        assert all(value(r, new) for r in result.dst.relations)
+        for n, domain in result.dst.ranges.items():
             low = value(domain.min, new)
             assert low <= new[n] < low + value(domain.extent, new)
-        again = {v: value(found.src_to_dst[v], new) for v in variables}
+        again = {v: value(result.src_to_dst[v], new) for v in variables}
         assert again == point
         reached.add(tuple(new.values()))
     assert len(reached) == len(right)
-    for point in boxed(list(found.dst.variables), -9, 10) if len(found.dst.variables) < 3 else []:
+    for point in boxed(list(result.dst.variables), -9, 10) if len(result.dst.variables) < 3 else []:
         inside = all(
             value(r.min, point) <= point[n] < value(r.min, point) + value(r.extent, point)
-            for n, r in found.dst.ranges.items()
+            for n, r in result.dst.ranges.items()
         )
-        if inside and all(value(r, point) for r in found.dst.relations):
-            old = {v: value(found.src_to_dst[v], point) for v in variables}
+        if inside and all(value(r, point) for r in result.dst.relations):
+            old = {v: value(result.src_to_dst[v], point) for v in variables}
             assert all(value(r, old) for r in relations)
 
 
@@ -90,8 +90,8 @@ def test_variable_bounds_are_deduced() -> None:
     assert value(low) == 2 and value(high, {b: 2}) == 11
     assert detect_clip_bound(a * b > 3, [a]) == []
     assert detect_clip_bound(a + b < 3, [a, b]) == []
-    found = detect_clip_bound(logical_and(minimum(a, b) > 3, Not(a > 9)), [a, b])
-    assert [None if e is None else value(e) for e in found] == [4, 9, 4, None]
+    result = detect_clip_bound(logical_and(minimum(a, b) > 3, Not(a > 9)), [a, b])
+    assert [None if e is None else value(e) for e in result] == [4, 9, 4, None]
 
 
 def test_factors_that_are_expressions() -> None:
@@ -106,8 +106,8 @@ def test_factors_that_are_expressions() -> None:
 def test_region_coverage_is_estimated() -> None:
     i, j = Var("i"), Var("j")
     dom = {i: Range(0, 8), j: Range(0, 4)}
-    (found,) = estimate_region_lower_bound([Range.from_min_extent(i * 4, 8)], dom)  # type: ignore[misc]
-    assert (value(found.min_value), value(found.max_value)) == (0, 35)
+    (result,) = estimate_region_lower_bound([Range.from_min_extent(i * 4, 8)], dom)  # type: ignore[misc]
+    assert (value(result.min_value), value(result.max_value)) == (0, 35)
     assert estimate_region_lower_bound([Range.from_min_extent(i * 4, 2)], dom) is None
     both = [Range.from_min_extent(i, 2), Range.from_min_extent(i + 2, 2)]
     assert estimate_region_lower_bound(both, dom) is None
@@ -119,8 +119,8 @@ def test_region_coverage_is_estimated() -> None:
 
 def test_common_subexpressions_are_extracted() -> None:
     x, y = Var("x"), Var("y")
-    found = detect_common_subexpr((x + y) * (x + y) + (x + y), 2)
-    assert [(str(e), n) for e, n in found.items()] == [("x + y", 3)]
+    result = detect_common_subexpr((x + y) * (x + y) + (x + y), 2)
+    assert [(str(e), n) for e, n in result.items()] == [("x + y", 3)]
 
 
 def test_variables_of_one_name_stay_distinct() -> None:
@@ -130,7 +130,7 @@ def test_variables_of_one_name_stay_distinct() -> None:
 
 def test_interval_sets_of_numbers() -> None:
     x = Var("x")
-    made = Analyzer().int_set(x * 2 + 1, {x: IntervalSet(0, 7)})  # type: ignore[arg-type]
-    assert (value(made.min_value), value(made.max_value)) == (1, 15)
+    result = Analyzer().int_set(x * 2 + 1, {x: IntervalSet(0, 7)})  # type: ignore[arg-type]
+    assert (value(result.min_value), value(result.max_value)) == (1, 15)
     point = IntervalSet.single_point(2)
     assert isinstance(point.min_value, IntImm) and point.is_single_point()

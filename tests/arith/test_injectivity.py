@@ -128,8 +128,8 @@ def test_claims_hold_for_all_iterations(
     for point in itertools.product(*map(range, extents)):
         values = dict(zip((X, Y, Z), point, strict=True))
         at = tuple(evaluate(e, values) for e in indices)
-        mine = tuple(values[v] for v in (X, Y, Z) if v in wanted)
-        assert seen.setdefault(at, mine) == mine, (at, mine, seen[at])
+        result = tuple(values[v] for v in (X, Y, Z) if v in wanted)
+        assert seen.setdefault(at, result) == result, (at, result, seen[at])
 
 
 def test_deprecated_alias_warns() -> None:

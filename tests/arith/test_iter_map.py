@@ -88,8 +88,8 @@ def test_a_bijection_and_its_inverse(
     outputs = [Var(f"o{n}") for n in range(len(indices))]
     back = inverse_affine_iter_map(result.indices, outputs)
     for p, image in zip(here, images, strict=True):
-        given = dict(zip(outputs, image, strict=True))
-        assert {v: evaluate(e, given) for v, e in back.items()} == p
+        argument = dict(zip(outputs, image, strict=True))
+        assert {v: evaluate(e, argument) for v, e in back.items()} == p
 
 
 @pytest.mark.parametrize(("indices", "extents", "message"), REFUSED)
@@ -127,8 +127,8 @@ def test_surjective_may_leave_digits_out() -> None:
 def test_simplify_through_the_map() -> None:
     domain = {I: Range(8), J: Range(4)}
     fused = I * 4 + J
-    found = iter_map_simplify([fused // 4, fused % 4, fused // 8, I * J], domain)
-    assert [format_prim_expr(e) for e in found] == ["i", "j", "floordiv(i, 2)", "i * j"]
+    result = iter_map_simplify([fused // 4, fused % 4, fused // 8, I * J], domain)
+    assert [format_prim_expr(e) for e in result] == ["i", "j", "floordiv(i, 2)", "i * j"]
 
 
 def test_normalize_orders_digits() -> None:

@@ -28,10 +28,10 @@ EXPRESSIONS = [
 def test_modular_set_of_expression_is_sound(expr: tir.PrimExpr, wanted: ModularSet) -> None:
     assert Analyzer().modular_set(expr) == wanted
     for a, b in itertools.product(range(-90, 90, 7), range(-5, 5)):
-        made = tir.stmt_functor.substitute(expr, {A: tir.const(a), B: tir.const(b)})
-        found = Analyzer().simplify(made)
-        if isinstance(found, tir.IntImm):
-            assert (found.value - wanted.base) % wanted.coeff == 0
+        result = tir.stmt_functor.substitute(expr, {A: tir.const(a), B: tir.const(b)})
+        actual = Analyzer().simplify(result)
+        if isinstance(actual, tir.IntImm):
+            assert (actual.value - wanted.base) % wanted.coeff == 0
 
 
 def test_modular_set_uses_constraints() -> None:
@@ -49,6 +49,6 @@ def test_modular_set_uses_constraints() -> None:
 def test_values_in_two_sets() -> None:
     for c, d in itertools.product(range(1, 9), repeat=2):
         for x in range(60):
-            found = intersect_sets(ModularSet(c, x % c), ModularSet(d, x % d))
-            assert (x - found.base) % found.coeff == 0
-            assert found.coeff % c == found.coeff % d == 0
+            result = intersect_sets(ModularSet(c, x % c), ModularSet(d, x % d))
+            assert (x - result.base) % result.coeff == 0
+            assert result.coeff % c == result.coeff % d == 0

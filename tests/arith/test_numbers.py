@@ -57,20 +57,20 @@ def test_a_float_that_no_integer_is_has_no_value() -> None:
 def test_a_float_folds_in_its_dtype(dtype: str) -> None:
     kind = np.dtype(dtype).type
     a, b, c = kind(0.1), kind(0.2), kind(1e-3)
-    found = const(0.1, dtype) + const(0.2, dtype) + const(1e-3, dtype)
-    assert isinstance(found, FloatImm) and found.value == float(a + b + c)
+    result = const(0.1, dtype) + const(0.2, dtype) + const(1e-3, dtype)
+    assert isinstance(result, FloatImm) and result.value == float(a + b + c)
     product = const(0.1, dtype) * const(0.7, dtype)
     assert isinstance(product, FloatImm) and product.value == float(kind(0.1) * kind(0.7))
 
 
 def test_a_float_that_leaves_its_dtype_is_infinite() -> None:
-    found = const(1e30, "float32") * const(1e30, "float32")
-    assert isinstance(found, FloatImm) and found.value == math.inf
+    result = const(1e30, "float32") * const(1e30, "float32")
+    assert isinstance(result, FloatImm) and result.value == math.inf
 
 
 def test_a_cast_rounds_both_ways() -> None:
-    found = cast(cast(const(0.1, "float64"), "float32"), "float64")
-    assert isinstance(found, FloatImm) and found.value == float(np.float32(0.1))
+    result = cast(cast(const(0.1, "float64"), "float32"), "float64")
+    assert isinstance(result, FloatImm) and result.value == float(np.float32(0.1))
     compared = const(0.1, "float32").equal(cast(const(0.1, "float64"), "float32"))
     assert isinstance(compared, IntImm) and compared.value == 1
 
@@ -80,8 +80,8 @@ def test_a_cast_rounds_both_ways() -> None:
 def test_a_nan_of_either_side_is_the_extreme(
     kind: type[Min | Max], pair: tuple[float, float]
 ) -> None:
-    found = fold_binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
-    assert isinstance(found, FloatImm) and math.isnan(found.value)
+    result = fold_binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
+    assert isinstance(result, FloatImm) and math.isnan(result.value)
 
 
 def test_untaken_select_branch_may_divide_by_zero() -> None:

@@ -71,7 +71,7 @@ def test_rewrite_rule_equation_is_true(rule: RewriteRule) -> None:
     answer = refuted(wrong)
     if answer == z3.unknown:  # too hard for all numbers at once
         some = [z3.simplify(z3.substitute(wrong, *chosen(model, *pair))) for pair in PAIRS]
-        assert all(refuted(each) == z3.unsat for each in some)
+        assert all(refuted(item) == z3.unsat for item in some)
     else:
         assert answer == z3.unsat
 

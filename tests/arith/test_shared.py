@@ -23,9 +23,9 @@ def sizes(name: str) -> list[PrimExpr]:
 
 def test_answers_are_those_of_a_new_analyzer() -> None:
     for name in ("h", "w", "h"):
-        made = sizes(name)
-        for a in made:
-            for b in made:
+        result = sizes(name)
+        for a in result:
+            for b in result:
                 assert prove_equal(a, b) == Analyzer().can_prove_equal(a, b), (a, b)
             assert format_prim_expr(simplify(a)) == format_prim_expr(Analyzer().simplify(a))
             assert simplify(a) is simplify(a)

@@ -28,15 +28,15 @@ def analyzer_of(generator: Generator) -> Analyzer:
     return analyzer
 
 
-def refute(model: Model, claim: z3.BoolRef, *given: z3.BoolRef) -> str:
+def refute(model: Model, claim: z3.BoolRef, *argument: z3.BoolRef) -> str:
     """ "holds", "unknown", or the values for which a claim is wrong."""
     solver = z3.Solver()
     solver.set("timeout", TIMEOUT)
-    solver.add(*model.assumptions(), *given, z3.Not(claim))
-    found = solver.check()
-    if found == z3.unsat:
+    solver.add(*model.assumptions(), *argument, z3.Not(claim))
+    result = solver.check()
+    if result == z3.unsat:
         return "holds"
-    return "unknown" if found == z3.unknown else str(solver.model())
+    return "unknown" if result == z3.unknown else str(solver.model())
 
 
 def check(seed: int) -> Counter[str]:
@@ -50,9 +50,9 @@ def check(seed: int) -> Counter[str]:
     value, defined = model.term(expr)
     done: Counter[str] = Counter()
 
-    def claim(what: str, said: object, truth: z3.BoolRef) -> None:
+    def claim(what: str, message: object, truth: z3.BoolRef) -> None:
         answer = refute(model, truth, defined)
-        assert answer in ("holds", "unknown"), f"seed {seed}: {what} of {expr}: {said}; {answer}"
+        assert answer in ("holds", "unknown"), f"seed {seed}: {what} of {expr}: {message}; {answer}"
         done[answer] += 1
 
     for what, simple in forms(analyzer, expr).items():
@@ -60,8 +60,8 @@ def check(seed: int) -> Counter[str]:
             continue
         # Sums are rearranged: what fits as a whole may not fit in between, and need not.
         loose = Model(generator.bounds, overflow=False, names=model.names)
-        found, is_defined = loose.term(simple)
-        claim(what, simple, z3.And(is_defined, found == value))
+        result, is_defined = loose.term(simple)
+        claim(what, simple, z3.And(is_defined, result == value))
     if wants_bool:
         return done
     low, high = analyzer.const_int_bound(expr)

@@ -37,20 +37,20 @@ class Model:
 
     def assumptions(self) -> list[z3.BoolRef]:
         """The ranges of the variables met."""
-        found = []
+        result = []
         for var, name in self.names.items():
             low, high = self.bounds.get(var, LIMITS[var.dtype])
-            found.append(name >= low)
-            found.append(name <= (LIMITS[var.dtype][1] if high is None else high))
-        return found
+            result.append(name >= low)
+            result.append(name <= (LIMITS[var.dtype][1] if high is None else high))
+        return result
 
     def term(self, expr: PrimExpr) -> tuple[z3.ExprRef, z3.BoolRef]:
         """(value, defined)."""
-        for each in post_order(expr):
-            if id(each) not in self.done:
-                inside = [self.done[id(c)] for c in children(each)]
-                self.done[id(each)] = self._node(each, inside)
-                self.keep.append(each)
+        for item in post_order(expr):
+            if id(item) not in self.done:
+                inside = [self.done[id(c)] for c in children(item)]
+                self.done[id(item)] = self._node(item, inside)
+                self.keep.append(item)
         return self.done[id(expr)]
 
     def _node(

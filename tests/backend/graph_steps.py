@@ -34,11 +34,11 @@ class Step:
 
     def typed(self, *args: Expr) -> Expr:
         """The expression with its type. Raises TypeInferenceError."""
-        made = self.make(*args)
-        if not isinstance(made, If):
-            return infer_new_types(made)
-        yes, no = infer_new_types(made.true_branch), infer_new_types(made.false_branch)
-        whole = If(infer_new_types(made.cond), yes, no)
+        result = self.make(*args)
+        if not isinstance(result, If):
+            return infer_new_types(result)
+        yes, no = infer_new_types(result.true_branch), infer_new_types(result.false_branch)
+        whole = If(infer_new_types(result.cond), yes, no)
         whole.set_checked_type(yes.checked_type)
         return whole
 
@@ -86,10 +86,10 @@ class Pick:
 
     def value(self, pool: Sequence[Value], fits: Callable[[Value], bool]) -> Value | None:
         """One of those that fit, later ones more often."""
-        found = [v for v in pool if fits(v)]
-        if not found:
+        result = [v for v in pool if fits(v)]
+        if not result:
             return None
-        return found[max(self.between(0, len(found)), self.between(0, len(found)))]
+        return result[max(self.between(0, len(result)), self.between(0, len(result)))]
 
     def weight(self, shape: Sequence[int], dtype: str) -> Expr:
         """A constant; floats of both signs, small integers."""
@@ -127,8 +127,8 @@ def _of_one(fits: Callable[[Value], bool], make: Callable[[Pick, Value], Make | 
     def draw(pick: Pick, pool: Sequence[Value]) -> Step | None:
         """The step, or None."""
         x = pick.value(pool, fits)
-        made = None if x is None else make(pick, x)
-        return None if x is None or made is None else Step(made, (x.index,), rounds)
+        result = None if x is None else make(pick, x)
+        return None if x is None or result is None else Step(result, (x.index,), rounds)
 
     return draw
 
@@ -386,13 +386,13 @@ def _quantized(pick: Pick, x: Value) -> Make:
         pick.one((0.1, 0.02, 1.0)),
         pick.between(0, 9),
     )
-    given = const(np.float32(scale)), const(np.int32(point))
+    inputs = const(np.float32(scale)), const(np.int32(point))
 
     def make(a: Expr) -> Expr:
         """Quantised numbers, as integers or as floats again."""
         wide = op.cast(a, "float32")
         known = op.where(op.isnan(wide), op.zeros_like(wide), wide)
-        return qnn.dequantize(qnn.quantize(known, *given, out_dtype=dtype), *given)
+        return qnn.dequantize(qnn.quantize(known, *inputs, out_dtype=dtype), *inputs)
 
     return make
 

@@ -59,19 +59,19 @@ class Graph:
 
     def params(self) -> list[Var]:
         """The inputs as variables whose types are known."""
-        found = [var(f"x{n}", shape=s, dtype=t) for n, (s, t) in enumerate(self.inputs)]
-        for each in found:
-            assert each.type_annotation is not None
-            each.set_checked_type(each.type_annotation)
-        return found
+        result = [var(f"x{n}", shape=s, dtype=t) for n, (s, t) in enumerate(self.inputs)]
+        for item in result:
+            assert item.type_annotation is not None
+            item.set_checked_type(item.type_annotation)
+        return result
 
     def function(self, phase: float | None = None) -> Function:
         """The program; with a phase one whose floats are moved."""
         params = self.params()
         values: list[Expr] = [_moved(p, phase) for p in params]
         for step in self.steps:
-            made = step.typed(*(values[i] for i in step.args))
-            values.append(_moved(made, phase) if step.rounds else made)
+            result = step.typed(*(values[i] for i in step.args))
+            values.append(_moved(result, phase) if step.rounds else result)
         return Function(params, Tuple(tuple(values[i] for i in self.results)))
 
 
@@ -100,15 +100,15 @@ def draw_graph(numbers: np.random.Generator) -> Graph:
             shape[pick.between(0, rank)] = 0
         graph.inputs.append((tuple(shape), pick.one(DTYPES)))
     pool = [Value.of(i, p) for i, p in enumerate(graph.params())]
-    wanted, used = pick.between(3, 13), set[int]()
-    for _ in range(8 * wanted):
-        if len(graph.steps) == wanted:
+    expected, used = pick.between(3, 13), set[int]()
+    for _ in range(8 * expected):
+        if len(graph.steps) == expected:
             break
         step = pick.one(STEPS)(pick, pool)
-        made = None if step is None else _typed(step, pool)
-        if step is None or made is None:
+        result = None if step is None else _typed(step, pool)
+        if step is None or result is None:
             continue
-        pool.append(Value.of(len(pool), made))
+        pool.append(Value.of(len(pool), result))
         graph.steps.append(step)
         used |= set(step.args)
     graph.results = [v.index for v in pool if v.index not in used][-4:] or [pool[-1].index]
@@ -118,17 +118,17 @@ def draw_graph(numbers: np.random.Generator) -> Graph:
 def _typed(step: Step, pool: Sequence[Value]) -> Expr | None:
     """What a step gives; None for what has no type, or too many elements."""
     try:
-        made = step.typed(*(pool[i].expr for i in step.args))
+        result = step.typed(*(pool[i].expr for i in step.args))
     except (EkidenError, ValueError):  # of what a relation refuses, which inference names
         return None
-    sizes = [d if isinstance(d, int) else 17 for d in Value.of(0, made).shape]
-    return made if np.prod(sizes, dtype=float) <= MOST else None
+    sizes = [d if isinstance(d, int) else 17 for d in Value.of(0, result).shape]
+    return result if np.prod(sizes, dtype=float) <= MOST else None
 
 
 def draw_data(graph: Graph, numbers: np.random.Generator) -> list[Array]:
     """Arrays for the inputs; some have numbers that are none, or the ends of their dtype."""
     pick = Pick(numbers)
-    size, found = pick.one(SIZES), []
+    size, result = pick.one(SIZES), []
     for shape, dtype in graph.inputs:
         extents = [d if isinstance(d, int) else size for d in shape]
         data = np.round(numbers.normal(size=extents) * pick.one((1, 3, 20)), pick.one((0, 1, 6)))
@@ -137,8 +137,8 @@ def draw_data(graph: Graph, numbers: np.random.Generator) -> list[Array]:
         if pick.often(0.35) and dtype != "bool" and array.size:
             hits = numbers.random(extents) < 0.25
             array[hits] = numbers.choice(_ends(dtype), int(hits.sum()))
-        found.append(array)
-    return found
+        result.append(array)
+    return result
 
 
 def _ends(dtype: str) -> Array:
@@ -155,10 +155,10 @@ Outcome = list[Array] | Exception
 
 def _run(call: Callable[[], object]) -> Outcome:
     try:
-        found = call()
+        result = call()
     except (EkidenError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
         return error
-    many = found if isinstance(found, (tuple, list)) else [found]
+    many = result if isinstance(result, (tuple, list)) else [result]
     return [np.asarray(a) for a in many]
 
 
@@ -173,48 +173,51 @@ def differences(graph: Graph, numbers: np.random.Generator, runs: int = 2) -> It
         data = draw_data(graph, numbers)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy's, of the mean of nothing
-            wanted = _run(lambda data=data: exact.evaluate("main", *data))  # type: ignore[misc]
+            expected = _run(lambda data=data: exact.evaluate("main", *data))  # type: ignore[misc]
             near = [_run(lambda m=m, data=data: m.evaluate("main", *data)) for m in moved]  # type: ignore[misc]
         for tier, exe in executables:
-            found = _run(lambda exe=exe, data=data: exe(*data))  # type: ignore[misc]
-            for line in _compared(found, wanted, near):
+            actual = _run(lambda exe=exe, data=data: exe(*data))  # type: ignore[misc]
+            for line in _compared(actual, expected, near):
                 yield f"{tier}: {line} of {[(a.shape, str(a.dtype)) for a in data]}"
 
 
-def _compared(found: Outcome, wanted: Outcome, near: Sequence[Outcome]) -> Iterator[str]:
+def _compared(actual: Outcome, wanted: Outcome, near: Sequence[Outcome]) -> Iterator[str]:
     if isinstance(wanted, IndexRangeError):
         return  # a kernel whose result has no elements reads none that it had to refuse
-    if isinstance(wanted, Exception) or isinstance(found, Exception):
-        if not (isinstance(wanted, Exception) and isinstance(found, Exception)):
+    if isinstance(wanted, Exception) or isinstance(actual, Exception):
+        if not (isinstance(wanted, Exception) and isinstance(actual, Exception)):
             shown = [f"{type(o).__name__}: {o}" if isinstance(o, Exception) else "a result"
-                     for o in (found, wanted)]  # fmt: skip
+                     for o in (actual, wanted)]  # fmt: skip
             yield f"{shown[0]}, where the interpreter gives {shown[1]}"
         return
     others = [n for n in near if not isinstance(n, Exception)]
-    for at, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-            yield f"result {at} is {mine.dtype}{mine.shape}, not {theirs.dtype}{theirs.shape}"
+    for at, (result, reference) in enumerate(zip(actual, wanted, strict=True)):
+        if result.shape != reference.shape or result.dtype != reference.dtype:
+            yield (
+                f"result {at} is {result.dtype}{result.shape}, "
+                f"not {reference.dtype}{reference.shape}"
+            )
             continue
-        wrong = _wrong(mine, theirs, [n[at] for n in others])
+        wrong = _wrong(result, reference, [n[at] for n in others])
         if wrong.any():
             place = tuple(np.argwhere(wrong)[0].tolist())
-            yield f"result {at} at {place}: {mine[place]!r}, not {theirs[place]!r}"
+            yield f"result {at} at {place}: {result[place]!r}, not {reference[place]!r}"
 
 
-def _wrong(mine: Array, theirs: Array, near: Sequence[Array]) -> Array:
+def _wrong(result: Array, reference: Array, near: Sequence[Array]) -> Array:
     """Where results are further apart than roundings move them."""
     with np.errstate(all="ignore"):
-        a, b = mine.astype(np.float64), theirs.astype(np.float64)
+        a, b = result.astype(np.float64), reference.astype(np.float64)
         spread = np.zeros_like(b)
         for other in near:
             c = other.astype(np.float64)
             same = (b == c) | (np.isnan(b) & np.isnan(c))
             moved = np.where(same, 0.0, np.abs(b - c))
             spread = np.maximum(spread, np.where(np.isnan(moved), np.inf, moved))
-        loose = LOOSE.get(str(theirs.dtype), 0.0)
-        least = 4 * float(np.finfo(theirs.dtype).eps) if loose else 0.0
+        loose = LOOSE.get(str(reference.dtype), 0.0)
+        least = 4 * float(np.finfo(reference.dtype).eps) if loose else 0.0
         allowed = 8 * spread + loose * np.abs(b) + least
-        equal = (a == b) | (np.isnan(a) & np.isnan(b)) | (mine == theirs)
+        equal = (a == b) | (np.isnan(a) & np.isnan(b)) | (result == reference)
         return np.asarray(~(equal | (np.abs(a - b) <= allowed) | np.isinf(spread)))
 
 
@@ -235,19 +238,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--graphs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int)
-    given = parser.parse_args(arguments)
-    chosen = range(given.graphs) if given.number is None else [given.number]
+    argument = parser.parse_args(arguments)
+    chosen = range(argument.graphs) if argument.number is None else [argument.number]
     finds = 0
     for number in chosen:
-        if given.number is not None:
-            print(text(draw_graph(numbers_of(given.seed, number)).function()))
+        if argument.number is not None:
+            print(text(draw_graph(numbers_of(argument.seed, number)).function()))
         try:
-            found = check(given.seed, number)
+            result = check(argument.seed, number)
         except Exception as error:  # whatever it is, it is a find
-            found = [f"{type(error).__name__}: {str(error)[:400]}"]
-        finds += bool(found)
-        for line in found:
-            print(f"seed {given.seed} number {number}: {line}", flush=True)
+            result = [f"{type(error).__name__}: {str(error)[:400]}"]
+        finds += bool(result)
+        for line in result:
+            print(f"seed {argument.seed} number {number}: {line}", flush=True)
     print(f"{len(chosen)} graphs, {finds} with finds")
     return min(finds, 1)
 

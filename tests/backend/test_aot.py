@@ -74,28 +74,28 @@ def forms(module: relay.IRModule) -> list[Executable]:
 
 
 def leaves(value: object) -> list[object]:
-    found: list[object] = []
+    result: list[object] = []
     stack = [value]
     while stack:
         at = stack.pop()
         if isinstance(at, tuple):
             stack.extend(reversed(at))
-            found.append(getattr(at, "tag", 0))
+            result.append(getattr(at, "tag", 0))
         else:
             array = np.asarray(at)
-            found.append((array.shape, array.dtype, array.tobytes()))
-    return found
+            result.append((array.shape, array.dtype, array.tobytes()))
+    return result
 
 
 @pytest.mark.parametrize("text", [COUNTING, LISTS, REFERENCES], ids=["calls", "data", "references"])
 def test_aot_jit_and_bytecode_agree(text: str) -> None:
     module = module_of(text)
-    given = np.int32(7) if "int32" in text else np.float32(1.5)
+    data = np.int32(7) if "int32" in text else np.float32(1.5)
     machines = forms(module)
-    expected = leaves(machines[0](given))
-    for each in machines * 2:
-        assert leaves(each(given)) == expected
-    plain = np.asarray(leaves(Interpreter(module).evaluate("main", np.asarray(given)))[1][2])  # type: ignore[index]
+    expected = leaves(machines[0](data))
+    for item in machines * 2:
+        assert leaves(item(data)) == expected
+    plain = np.asarray(leaves(Interpreter(module).evaluate("main", np.asarray(data)))[1][2])  # type: ignore[index]
     assert plain == expected[1][2]  # type: ignore[index]
 
 
@@ -143,9 +143,9 @@ def test_dynamic_shapes_and_no_elements() -> None:
     body = relay.Tuple([y, relay.reshape(relay.negative(x), (-1,))])
     machines = forms(relay.IRModule.from_expr(relay.Function([x], body)))
     for size in (0, 1, 5, 64, 0, 7):
-        given = np.random.default_rng(size).random((size, 3), dtype=np.float32)
-        expected = leaves(machines[0](given))
-        assert all(leaves(each(given)) == expected for each in machines)
+        data = np.random.default_rng(size).random((size, 3), dtype=np.float32)
+        expected = leaves(machines[0](data))
+        assert all(leaves(item(data)) == expected for item in machines)
 
 
 def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
@@ -210,13 +210,13 @@ def test_an_artifact_keeps_its_native_code(tmp_path: Path) -> None:
 def test_the_executors_of_relay_agree() -> None:
     x = relay.var("x", shape=(4, 4))
     function = relay.Function([x], relay.Tuple([relay.nn.softmax(x), relay.Tuple([x + x])]))
-    given = np.random.default_rng(0).random((4, 4), dtype=np.float32)
+    data = np.random.default_rng(0).random((4, 4), dtype=np.float32)
     module = relay.IRModule.from_expr(function)
-    found = [
-        leaves(relay.create_executor(kind, module).evaluate()(given))
+    result = [
+        leaves(relay.create_executor(kind, module).evaluate()(data))
         for kind in ("vm", "aot", "graph")
     ]
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]
 
 
 def test_building_with_an_executor() -> None:
@@ -261,12 +261,12 @@ def test_stepping_and_profiling_see_the_bytecode() -> None:
     for exe in forms(module_of(COUNTING)):
         machine = runtime.VirtualMachine(exe.raw)
         debugger = runtime.get_global_func("ek.vm.module")(machine)
-        index, given = exe.raw.index("main"), np.asarray(5, "int32")
+        index, data = exe.raw.index("main"), np.asarray(5, "int32")
         module = runtime.get_global_func("ek.executable.module")(exe.raw)
-        result, counted, _ = module["profile"](index, 0, given)
+        result, counted, _ = module["profile"](index, 0, data)
         assert int(result[0].numpy()) == 15
         ran = int(np.frombuffer(counted, "int64").reshape(-1, 2)[:, 0].sum())
-        debugger["start"](index, given)
+        debugger["start"](index, data)
         steps = 1
         while isinstance(debugger["step"](1), int):
             steps += 1
@@ -346,8 +346,8 @@ def shown(value: object) -> str:
 def test_random_instructions(seed: int, programs: int) -> None:
     random = np.random.default_rng(seed)
     constants = [np.asarray(1, "int32"), np.asarray(True), np.arange(3.0)]
-    made = make_instruction("AllocADT", dst=2, tag=1, fields=(-1, 1))
-    pair = VMFunction("pair", ("a", "b"), 3, (made, make_instruction("Ret", src=2)))
+    result = make_instruction("AllocADT", dst=2, tag=1, fields=(-1, 1))
+    pair = VMFunction("pair", ("a", "b"), 3, (result, make_instruction("Ret", src=2)))
     kinds = set()
     for _ in range(programs // 5):
         main = VMFunction("main", ("x", "n"), REGISTERS, random_code(random, 24))

@@ -61,14 +61,14 @@ def agree(module: object, *args: object) -> Executable:
     return both
 
 
-def same(got: object, expected: object) -> None:
+def same(actual: object, expected: object) -> None:
     """Equal to the last bit."""
     if isinstance(expected, tuple):
-        assert isinstance(got, tuple) and len(got) == len(expected)
-        for a, b in zip(got, expected, strict=True):
+        assert isinstance(actual, tuple) and len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
             same(a, b)
     else:
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
+        np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))
 
 
 def random_program(seed: int) -> Function:
@@ -81,18 +81,18 @@ def random_program(seed: int) -> Function:
         match rng.integers(6):
             case 0:
                 weight = rng.standard_normal((48, 48)).astype("float32") / np.float32(7)
-                made = relay.nn.dense(a, relay.const(weight))
+                tensor = relay.nn.dense(a, relay.const(weight))
             case 1:
-                made = relay.nn.softmax(relay.add(a, b))
+                tensor = relay.nn.softmax(relay.add(a, b))
             case 2:
-                made = relay.concatenate(relay.split(a, 2, axis=1).astuple(), axis=1)
+                tensor = relay.concatenate(relay.split(a, 2, axis=1).astuple(), axis=1)
             case 3:
-                made = relay.sort(a, axis=1)
+                tensor = relay.sort(a, axis=1)
             case 4:
-                made = relay.subtract(a, relay.mean(b, axis=1, keepdims=True))
+                tensor = relay.subtract(a, relay.mean(b, axis=1, keepdims=True))
             case _:
-                made = relay.multiply(relay.tanh(a), b)
-        known.append(made)
+                tensor = relay.multiply(relay.tanh(a), b)
+        known.append(tensor)
     return Function([x], relay.Tuple(known[-6:]))
 
 
@@ -143,9 +143,9 @@ def @main(%n: int32, %x: Tensor[(64, 64), float32]) { @steps(%n, %x, %x) }
 
 def test_data_dependent_shapes() -> None:
     x = relay.var("x", shape=(40, 40))
-    found = relay.argwhere(relay.greater(relay.sort(x), relay.const(np.float32(0.3))))
+    result = relay.argwhere(relay.greater(relay.sort(x), relay.const(np.float32(0.3))))
     exe = agree(
-        Function([x], relay.Tuple([found, relay.nn.softmax(x), relay.sum(found, axis=0)])),
+        Function([x], relay.Tuple([result, relay.nn.softmax(x), relay.sum(result, axis=0)])),
         RNG.standard_normal((40, 40)).astype("float32"),
     )
     assert exe.raw.metadata["executor"] == "async"
@@ -166,22 +166,22 @@ def test_the_first_error_in_program_order_is_the_one_reported() -> None:
         exe(good, good)
         with pytest.raises(EkidenError) as expected:
             machine.invoke("main", good, good[:7])
-        with pytest.raises(type(expected.value)) as got:
+        with pytest.raises(type(expected.value)) as actual:
             VirtualMachine(exe).invoke("main", good, good[:7])
-        assert str(got.value) == str(expected.value)
+        assert str(actual.value) == str(expected.value)
 
 
 def ends(count: int) -> Function:
     """Chains whose intermediate results are large, over one input."""
     x = relay.var("x", shape=(256, 64))
-    found = []
+    result = []
     for number in range(count):
         y = relay.add(x, relay.const(np.float32(number)))
         for i in range(3):
             weight = np.full((64, 64), i, "float32")
             y = relay.nn.softmax(relay.nn.dense(y, relay.const(weight)))
-        found.append(relay.nn.softmax(y))
-    return Function([x], relay.concatenate(found, axis=0))
+        result.append(relay.nn.softmax(y))
+    return Function([x], relay.concatenate(result, axis=0))
 
 
 @pytest.mark.parametrize("count", [1, 4])

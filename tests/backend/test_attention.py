@@ -34,7 +34,7 @@ def formula(
     q, k, v = (np.einsum(f"{n}->bhsd", a.astype(np.float64)) for a, n in axes)
     batch, heads, rows, depth = q.shape
     columns, group = k.shape[2], heads // k.shape[1]
-    made = np.zeros((batch, heads, rows, v.shape[3]))
+    result = np.zeros((batch, heads, rows, v.shape[3]))
     for b, h, i in np.ndindex(batch, heads, rows):
         scores = k[b, h // group] @ q[b, h, i] * (1 / math.sqrt(depth) if scale is None else scale)
         if softcap:
@@ -43,8 +43,8 @@ def formula(
             scores = scores + np.broadcast_to(bias, (batch, heads, rows, columns))[b, h, i]
         last = {"": columns, "start": i + 1, "end": i + 1 + columns - rows}[causal]
         shares = np.exp(scores[:last] - scores[:last].max())
-        made[b, h, i] = shares @ v[b, h // group][:last] / shares.sum()
-    return np.einsum(f"bhsd->{layouts[3]}", made)
+        result[b, h, i] = shares @ v[b, h // group][:last] / shares.sum()
+    return np.einsum(f"bhsd->{layouts[3]}", result)
 
 
 def compiled(
@@ -77,8 +77,8 @@ def check(
     rng = np.random.default_rng(sum(sizes.values()))
     shapes = shaped(sizes, bias, options.get("layouts", PLAIN))
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
-    wanted = formula(*arrays, **options)
-    np.testing.assert_allclose(exe(*arrays).numpy(), wanted, rtol=1e-5, atol=2e-6)
+    expected = formula(*arrays, **options)
+    np.testing.assert_allclose(exe(*arrays).numpy(), expected, rtol=1e-5, atol=2e-6)
 
 
 def sizes_of(text: str) -> dict[str, int]:
@@ -124,9 +124,9 @@ def test_one_kernel_for_all_lengths(bias: str, options: dict[str, Any]) -> None:
 def test_queries_without_visible_keys_give_nan() -> None:
     exe = compiled(sizes_of("1 1 1 1 1 4 16"), "", "st", {"causal": "end"})
     query, key = np.ones((1, 1, 3, 4), np.float32), np.ones((1, 1, 1, 4), np.float32)
-    found = exe(query, key, np.full((1, 1, 1, 16), 3, np.float32)).numpy()
-    assert np.isnan(found[0, 0, :2]).all()
-    np.testing.assert_array_equal(found[0, 0, 2], np.full(16, 3, np.float32))
+    result = exe(query, key, np.full((1, 1, 1, 16), 3, np.float32)).numpy()
+    assert np.isnan(result[0, 0, :2]).all()
+    np.testing.assert_array_equal(result[0, 0, 2], np.full(16, 3, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_nan_probabilities_count_as_zero(keys: int) -> None:
     body = op.nn.attention(*params, nan_as_zero=True)
     run = ekiden.compile(relay.IRModule.from_expr(relay.Function(tuple(params), body)))
     with np.errstate(invalid="ignore"):
-        wanted = formula(*arrays)
-    wanted[0, :, (1, 4)] = wanted[0, 1, 3] = 0
-    wanted[0, 0, :, 9] = np.nan
-    got = run(*arrays).numpy()
-    assert got.shape == shape
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        expected = formula(*arrays)
+    expected[0, :, (1, 4)] = expected[0, 1, 3] = 0
+    expected[0, 0, :, 9] = np.nan
+    actual = run(*arrays).numpy()
+    assert actual.shape == shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -75,9 +75,9 @@ def _model(node: onnx.NodeProto, inputs: dict[str, np.ndarray], **weights: np.nd
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
         for n, a in inputs.items()
     ]
-    made = [numpy_helper.from_array(a, n) for n, a in weights.items()]
+    output = [numpy_helper.from_array(a, n) for n, a in weights.items()]
     result = helper.make_tensor_value_info("y", 0, None)
-    graph = helper.make_graph([node], "g", values, [result], made)
+    graph = helper.make_graph([node], "g", values, [result], output)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
     return model.SerializeToString()
 

@@ -25,8 +25,8 @@ def test_equal_arrays_share_a_constant() -> None:
 def test_arrays_of_different_type_are_distinct_constants() -> None:
     pool = ConstantPool()
     zeros = np.zeros(4, np.int32)
-    given = [zeros, zeros.reshape(2, 2), zeros.astype(np.float32), -zeros.astype(np.float32)]
-    assert [pool.intern(x) for x in given] == [0, 1, 2, 3]
+    inputs = [zeros, zeros.reshape(2, 2), zeros.astype(np.float32), -zeros.astype(np.float32)]
+    assert [pool.intern(x) for x in inputs] == [0, 1, 2, 3]
     nan = np.array(np.nan, np.float32)
     assert pool.intern(nan) == pool.intern(nan.copy()) == 4
     assert pool.intern(np.zeros((0, 3), np.float32)) == 5
@@ -66,8 +66,8 @@ def test_arrays_of_any_strides_are_written_as_c_has_them(
         np.zeros((0, 3), "int64").T,
         np.float64(2.5),
     ]
-    found = unpack_constants_section(write_executable([], arrays, [], b"", {}))
-    for array, constant in zip(arrays, found, strict=True):
+    result = unpack_constants_section(write_executable([], arrays, [], b"", {}))
+    for array, constant in zip(arrays, result, strict=True):
         assert constant.shape == array.shape and constant.data is not None
         little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
         assert bytes(constant.data) == little.tobytes()

@@ -338,8 +338,8 @@ def test_functions_among_values_of_two_devices(text: str, first: int) -> None:
     exe = ekiden.compile(module, [cpu(first), cpu(1 - first)])
     for n, b in ((2, 0.3), (1, -0.3)):
         given = np.int32(n), np.float32(b)
-        wanted = Interpreter(module).evaluate("main", *given)
-        np.testing.assert_allclose(exe(*given).numpy(), wanted, rtol=1e-6)
+        expected = Interpreter(module).evaluate("main", *given)
+        np.testing.assert_allclose(exe(*given).numpy(), expected, rtol=1e-6)
 
 
 def test_a_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> None:
@@ -347,15 +347,15 @@ def test_a_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> 
     from the copies before it."""
     inner = "fn (bool) -> bool"
     outer = f"fn ({T}) -> {inner}"
-    made = f"fn (int32) -> {outer}"
+    result = f"fn (int32) -> {outer}"
     module = parse(f"""def @main(%i: bool, %m: {T}) {{
       %0 = on_device(%m, {ON_0}, constrain_result=True, constrain_body=False);
       %1 = negative(%0);
       %2 = {{
-        let %f = fn (%n: int32, %g: {made}) -> {made} {{
+        let %f = fn (%n: int32, %g: {result}) -> {result} {{
           if (less(%n, 0)) {{ %g }} else {{ %f(subtract(%n, 1), %g) }}
         }};
-        let %h = fn () -> {made} {{
+        let %h = fn () -> {result} {{
           fn (%q: int32) -> {outer} {{
             fn (%a: {T}) -> {inner} {{ fn (%c: bool) -> bool {{ %i }} }}
           }}

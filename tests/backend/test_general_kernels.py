@@ -41,9 +41,9 @@ def data(*shape: int, dtype: str = "float32") -> np.ndarray:
 def fused(body: Expr) -> Function:
     """A primitive function of an expression."""
     function = Function(relay.analysis.free_vars(body), body)
-    made = InferType()(IRModule.from_expr(function))["main"]
-    assert isinstance(made, Function)
-    return made.with_attr("Primitive", 1)
+    result = InferType()(IRModule.from_expr(function))["main"]
+    assert isinstance(result, Function)
+    return result.with_attr("Primitive", 1)
 
 
 def v(name: str, *shape: int, dtype: str = "float32") -> relay.Var:
@@ -57,20 +57,22 @@ def check(body: Expr, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
     assert isinstance(form, bytes), form
     plain = Function(function.params, function.body)
     meant = Interpreter(IRModule.from_expr(plain)).evaluate("main", *arrays)
-    wanted = [np.asarray(each) for each in (meant if isinstance(meant, tuple) else (meant,))]
-    results = [np.full(each.shape, 7, each.dtype) for each in wanted]
+    expected_value = [
+        np.asarray(item) for item in (meant if isinstance(meant, tuple) else (meant,))
+    ]
+    results = [np.full(item.shape, 7, item.dtype) for item in expected_value]
     general_function(form)(*map(np.ascontiguousarray, arrays), *results)
-    for found, expected in zip(results, wanted, strict=True):
-        compare(found, expected, tolerance)
+    for actual, expected in zip(results, expected_value, strict=True):
+        compare(actual, expected, tolerance)
 
 
-def compare(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+def compare(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     """Numbers agree, of floats within a tolerance."""
     if expected.dtype.kind == "f":
         scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
     else:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
 
 
 A, B = data(5, 3, 33), data(5, 3, 33)
@@ -117,18 +119,18 @@ def test_quotients_of_large_numbers_are_exact() -> None:
 @pytest.mark.parametrize("source", ["float32", "float64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("target", ["float32", "float64", "int8", "int32", "int64", "bool"])
 def test_casts_match_interpreter(source: str, target: str) -> None:
-    given = (data(7, 50) * 20).astype(source)
-    check(relay.cast(v("a", 7, 50, dtype=source), target), given)
+    inputs = (data(7, 50) * 20).astype(source)
+    check(relay.cast(v("a", 7, 50, dtype=source), target), inputs)
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min", "prod", "mean"])
 @pytest.mark.parametrize("axis", [(0,), (2,), (0, 2), (1, 2), None])
 def test_reductions_match_interpreter(name: str, axis: tuple[int, ...] | None) -> None:
-    given = data(3, 4, 700)[:, :, : 700 if name != "prod" else 9]
+    inputs = data(3, 4, 700)[:, :, : 700 if name != "prod" else 9]
     # what is summed may cancel out, but not the roundings of its sums
-    summed = float(np.abs(given).sum(axis).max()) if name == "sum" else 0.0
+    summed = float(np.abs(inputs).sum(axis).max()) if name == "sum" else 0.0
     tolerance = max(1e-5, summed * float(np.finfo("float32").eps))
-    check(getattr(relay, name)(v("a", *given.shape), axis=axis), given, tolerance=tolerance)
+    check(getattr(relay, name)(v("a", *inputs.shape), axis=axis), inputs, tolerance=tolerance)
     if axis == (2,) and name in ("sum", "max"):
         check(getattr(relay, name)(v("a", 3, 4, 0), axis=(1,)), data(3, 4, 0))
 
@@ -186,11 +188,11 @@ def test_float16_operators_match_interpreter(dtype: str) -> None:
     half = fused(relay.cast(v("a", 300), dtype))
     a = np.asarray(Interpreter(IRModule.from_expr(Function(half.params, half.body))).evaluate(
         "main", x[11:311]))  # fmt: skip
-    given = v("a", 300, dtype=dtype)
+    argument = v("a", 300, dtype=dtype)
     for body in (
-        relay.exp(given),
-        given + relay.const(0.1, dtype) * given,
-        relay.maximum(given, -given),
+        relay.exp(argument),
+        argument + relay.const(0.1, dtype) * argument,
+        relay.maximum(argument, -argument),
     ):
         check(relay.cast(body, "float32"), a, tolerance=0.01 if dtype == "bfloat16" else 0.002)
 
@@ -212,9 +214,9 @@ def test_byte_packed_weights_match_interpreter(rows: int, tile: int) -> None:
         packed, places = split_large_pairs(pack_weight(w, "dense_u8s8", tile))
         assert places.shape[1] == 0 or most == 127
         x = data(2, rows, 44, dtype="uint8")
-        given = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int8")
+        inputs = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int8")
         listed = v("p", *places.shape, dtype="int32")
-        body = relay.op.nn.contrib_dense_pack(*given, 40, tile, "int32", listed)
+        body = relay.op.nn.contrib_dense_pack(*inputs, 40, tile, "int32", listed)
         check(body, x, packed, places)
 
 
@@ -234,8 +236,8 @@ def test_int16_packed_weights_are_read_in_place(
     monkeypatch.setattr(general._PackedPanels, "match", staticmethod(record_words))
     w, x = data(40, 44, dtype="int8"), data(2, rows, 44, dtype="uint8")
     packed = pack_weight(w.astype("int16"), "dense_u8s16", tile)
-    given = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int16")
-    body = relay.op.nn.contrib_dense_pack(*given, 40, tile, "int32")
+    inputs = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int16")
+    body = relay.op.nn.contrib_dense_pack(*inputs, 40, tile, "int32")
     check(body, x, packed)
     assert 2 in words
 
@@ -279,22 +281,22 @@ def test_concatenations_and_pads_match_interpreter() -> None:
 
 def test_concatenation_of_many_inputs_matches_interpreter() -> None:
     arrays = [data(2, n % 3 + 1) for n in range(150)]
-    given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
-    check(relay.concatenate(given, axis=1), *arrays)
+    inputs = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
+    check(relay.concatenate(inputs, axis=1), *arrays)
 
 
 def test_concatenation_with_two_symbols_per_input_matches_interpreter() -> None:
-    parts, given = [], []
+    parts, inputs = [], []
     for n in range(35):
         x = relay.var(f"x{n}", shape=(SizeVar("n"), 2))
         parts.append(relay.take(x, relay.var(f"i{n}", shape=(SizeVar("m"),), dtype="int64"), 0))
-        given += [data(n % 3 + 1, 2), np.arange(n % 3 + 1)[::-1].copy()]
+        inputs += [data(n % 3 + 1, 2), np.arange(n % 3 + 1)[::-1].copy()]
     form = general_form(canonicalize(fused(relay.concatenate(parts, 0))), TARGET)
     assert isinstance(form, bytes), form
-    wanted = np.concatenate([x[::-1] for x in given[::2]])
-    found = np.zeros(wanted.shape, "float32")
-    general_function(form)(*given, found)
-    np.testing.assert_array_equal(found, wanted)
+    expected = np.concatenate([x[::-1] for x in inputs[::2]])
+    actual = np.zeros(expected.shape, "float32")
+    general_function(form)(*inputs, actual)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -314,11 +316,11 @@ def test_pooling_matches_interpreter(layout: str, padding: tuple[int, ...]) -> N
     x = data(2, 40, 9, 11)
     x = np.ascontiguousarray(x if layout == "NCHW" else x.transpose(0, 2, 3, 1))
     x.flat[::97] = np.nan
-    given = {"pool_size": (3, 4), "strides": (2, 1), "padding": padding, "layout": layout,
+    inputs = {"pool_size": (3, 4), "strides": (2, 1), "padding": padding, "layout": layout,
              "ceil_mode": True}  # fmt: skip
-    check(relay.nn.max_pool2d(v("x", *x.shape), **given), x)
-    check(relay.nn.avg_pool2d(v("x", *x.shape), **given), x)
-    check(relay.nn.max_pool2d(v("x", *x.shape), dilation=(2, 1), **given), x)
+    check(relay.nn.max_pool2d(v("x", *x.shape), **inputs), x)
+    check(relay.nn.avg_pool2d(v("x", *x.shape), **inputs), x)
+    check(relay.nn.max_pool2d(v("x", *x.shape), dilation=(2, 1), **inputs), x)
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4, 5)])
@@ -355,8 +357,8 @@ def test_integer_quotients_of_any_sign_match_interpreter() -> None:
         check(relay.floor_divide(v("x", len(x), dtype="int64"), divisor), x)
         check(relay.floor_mod(v("x", len(x), dtype="int64"), divisor), x)
     by_many = np.where(x % 5 == 0, 3, 16).astype("int64")
-    given = v("x", len(x), dtype="int64"), v("y", len(x), dtype="int64")
-    check(relay.floor_divide(*given), x, by_many)
+    inputs = v("x", len(x), dtype="int64"), v("y", len(x), dtype="int64")
+    check(relay.floor_divide(*inputs), x, by_many)
 
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 14)])
@@ -412,9 +414,9 @@ def test_recurrent_layers_match_interpreter(
         extras["lengths"] = np.array([6, 3], "int32")
     if has_extras:
         arrays |= extras
-    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
-    more = {name: given[name] for name in extras if name in given}
-    body = relay.op.nn.recurrent(given["x"], given["w"], kind, more, **options)
+    inputs = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    more = {name: inputs[name] for name in extras if name in inputs}
+    body = relay.op.nn.recurrent(inputs["x"], inputs["w"], kind, more, **options)
     check(body, *arrays.values())
 
 
@@ -445,9 +447,9 @@ def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, packing:
     if packing == "listed":
         arrays["w"], arrays["places"] = split_large_pairs(arrays["w"])
         extras.append("places")
-    given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
-    more = {name: given[name] for name in extras}
-    body = relay.op.nn.recurrent(given["x"], given["w"], kind, more)
+    inputs = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
+    more = {name: inputs[name] for name in extras}
+    body = relay.op.nn.recurrent(inputs["x"], inputs["w"], kind, more)
     check(body, *arrays.values(), tolerance=1e-2)  # a level more or less of a state
 
 
@@ -455,29 +457,29 @@ def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, packing:
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_attention_matches_interpreter(causal: str, softcap: float) -> None:
     q, k, value, bias = data(2, 4, 9, 8), data(2, 2, 21, 8), data(2, 2, 21, 12), data(2, 1, 1, 21)
-    given = [v(name, *a.shape) for name, a in zip("qkvb", (q, k, value, bias), strict=True)]
-    check(relay.op.nn.attention(*given[:3], causal=causal, softcap=softcap), q, k, value)
-    check(relay.op.nn.attention(*given, causal=causal, softcap=softcap), q, k, value, bias)
+    inputs = [v(name, *a.shape) for name, a in zip("qkvb", (q, k, value, bias), strict=True)]
+    check(relay.op.nn.attention(*inputs[:3], causal=causal, softcap=softcap), q, k, value)
+    check(relay.op.nn.attention(*inputs, causal=causal, softcap=softcap), q, k, value, bias)
 
 
 @pytest.mark.parametrize("queries", [256, 257, 700])
 def test_attention_of_blocks_of_queries(queries: int) -> None:
     q, k = data(1, 2, queries, 4), data(1, 2, 300, 4)
-    given = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
-    check(relay.op.nn.attention(*given, causal="start"), q, k, k)
+    inputs = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
+    check(relay.op.nn.attention(*inputs, causal="start"), q, k, k)
 
 
 def test_attention_in_other_layouts() -> None:
     q, k, value = data(2, 9, 4, 8), data(2, 8, 4, 21), data(2, 4, 21, 16)
     layouts = ("bshd", "bdhs", "bhsd", "bshd")
-    given = [v(name, *a.shape) for name, a in zip("qkv", (q, k, value), strict=True)]
-    check(relay.op.nn.attention(*given, layouts=layouts), q, k, value)
+    inputs = [v(name, *a.shape) for name, a in zip("qkv", (q, k, value), strict=True)]
+    check(relay.op.nn.attention(*inputs, layouts=layouts), q, k, value)
 
 
 def test_a_query_that_sees_no_key_is_zero() -> None:
     q, k = data(1, 2, 7, 8), data(1, 2, 4, 8)
-    given = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
-    body = relay.op.nn.attention(*given, causal="end", nan_as_zero=True)
+    inputs = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
+    body = relay.op.nn.attention(*inputs, causal="end", nan_as_zero=True)
     check(body, q, k, k)
 
 
@@ -496,9 +498,9 @@ def test_general_kernels_accept_any_sizes() -> None:
     assert isinstance(form, bytes)
     run, weight = general_function(form), data(40, 24)
     for rows in (0, 1, 6, 50):
-        given, out = data(rows, 24), np.zeros((rows, 40), "float32")
-        run(given, weight, out)
-        np.testing.assert_allclose(out, np.maximum(given @ weight.T, 0), rtol=1e-5, atol=1e-5)
+        inputs, out = data(rows, 24), np.zeros((rows, 40), "float32")
+        run(inputs, weight, out)
+        np.testing.assert_allclose(out, np.maximum(inputs @ weight.T, 0), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="general kernel: argument 2 has another shape"):
         run(data(3, 24), weight, np.zeros((4, 40), "float32"))
     with pytest.raises(TypeError, match="general kernel: argument 0 has another dtype"):
@@ -511,11 +513,11 @@ def test_indices_are_checked() -> None:
     check(body, a, at)
     form = general_form(canonicalize(fused(body)), TARGET)
     assert isinstance(form, bytes), form
-    found, kernel = np.zeros((2, 2, 5), "float32"), general_function(form)
+    result, kernel = np.zeros((2, 2, 5), "float32"), general_function(form)
     message = r"take: index 9 at position \(1, 0\) is out of range for axis 0 of size 9"
     with pytest.raises(IndexRangeError, match=message):
-        kernel(a, np.array([[3, -9], [9, 0]]), found)
-    assert not found.any()
+        kernel(a, np.array([[3, -9], [9, 0]]), result)
+    assert not result.any()
 
 
 @pytest.mark.parametrize(
@@ -526,23 +528,23 @@ def test_indices_are_checked() -> None:
     ],
 )
 def test_kernels_without_general_form_give_a_reason(body: Expr, why: str) -> None:
-    found = general_form(canonicalize(fused(body)), TARGET)
-    assert isinstance(found, str) and why in found
+    result = general_form(canonicalize(fused(body)), TARGET)
+    assert isinstance(result, str) and why in result
 
 
 def test_shape_kernels_match_interpreter() -> None:
     """What a program computes of shapes and elements: the same numbers and the same errors."""
     n, m = SizeVar("n"), SizeVar("m")
     tensor = Buffer("p0", (n, const(4), m, n), "float32")
-    wanted, length = Buffer("p1", (m,), "int32"), Buffer("p2", (), "int64")
+    expected, length = Buffer("p1", (m,), "int32"), Buffer("p2", (), "int64")
     result = Buffer("dims", (const(12),), "int64")
-    element = cast(wanted[1], "int64")
+    element = cast(expected[1], "int64")
     exprs = [
         element, n * m, result[0] + n, (n + 7) // element, (n - 7) % element, length[()],
         *(n * const(k) for k in range(6)),
     ]  # fmt: skip
     check = RunCheck(result[0] + n < 10, "100 % {of} sizes", {"n": n, "it": result[0]})
-    func = shape_function([tensor, wanted, length], exprs, [check], "sizes", result, first=1)
+    func = shape_function([tensor, expected, length], exprs, [check], "sizes", result, first=1)
     form = general_shape_form(func, TARGET)
     assert isinstance(form, bytes), form
     compiled = load_image(
@@ -554,7 +556,7 @@ def test_shape_kernels_match_interpreter() -> None:
             np.array([1, element_is, 1], np.int32),
             np.array(1 << 40),
         )
-        found, errors = [], []
+        actual, errors = [], []
         for kernel in (general_function(form), compiled["sizes"]):
             sizes = np.full(12, -1)
             try:
@@ -562,10 +564,10 @@ def test_shape_kernels_match_interpreter() -> None:
                 errors.append("")
             except InputError as error:
                 errors.append(str(error))
-            found.append(sizes)
+            actual.append(sizes)
         assert (errors[0] != "") == (element_is == 9)
         assert errors[0] == errors[1]
-        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_array_equal(actual[0], actual[1])
 
 
 def test_kernels_of_sizes_that_have_no_general_form() -> None:
@@ -587,21 +589,21 @@ def test_stages_share_memory_that_nobody_reads_any_more() -> None:
     e = te.compute((4000, 8), lambda i, j: d[i, j] - 1.0, name="e")
     form = GeneralFormBuilder([x], [e])
     assert form.memory_owners == {d: a} or form.memory_owners == {d: b}
-    given = data(4, 8)
+    inputs = data(4, 8)
     result = np.zeros((4000, 8), "float32")
-    general_function(form.encode())(given, result)
-    first = given + np.float32(1)
-    wanted = (np.repeat(first * 2, 100, 0) + np.repeat(first, 100, 0)) * 3 - 1
-    np.testing.assert_allclose(result, np.repeat(wanted, 10, 0), rtol=1e-6)
+    general_function(form.encode())(inputs, result)
+    first = inputs + np.float32(1)
+    expected = (np.repeat(first * 2, 100, 0) + np.repeat(first, 100, 0)) * 3 - 1
+    np.testing.assert_allclose(result, np.repeat(expected, 10, 0), rtol=1e-6)
 
 
 def test_an_array_that_its_owner_may_write_again_is_copied() -> None:
     """What Ekiden itself has made and closed is taken as it is."""
-    made = empty((1 << 18,), "float32").numpy()
-    made.setflags(write=False)
+    result = empty((1 << 18,), "float32").numpy()
+    result.setflags(write=False)
     whole = np.zeros((1 << 18) + 16, "float32")
     first = -whole.ctypes.data % 64 // 4
-    given = whole[first : first + (1 << 18)]
+    argument = whole[first : first + (1 << 18)]
     whole.setflags(write=False)
-    given.setflags(write=False)
-    assert is_constant_memory(made) and not is_constant_memory(given)
+    argument.setflags(write=False)
+    assert is_constant_memory(result) and not is_constant_memory(argument)

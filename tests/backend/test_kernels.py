@@ -43,8 +43,8 @@ def primitive(scale: float, *dims: SizeVar | int, span: str = "") -> Function:
     """x -> tanh(x * scale), as fusion would make it."""
     x = var("x", tensor_type(dims or (4,)))
     body: Expr = op.tanh(op.multiply(x, const(scale)))
-    made = Function((x,), body, None, (), {"Primitive": 1}, span=Span(span) if span else None)
-    function = infer_type(IRModule({"main": made}))["main"]
+    result = Function((x,), body, None, (), {"Primitive": 1}, span=Span(span) if span else None)
+    function = infer_type(IRModule({"main": result}))["main"]
     assert isinstance(function, Function)
     return function
 
@@ -58,10 +58,10 @@ def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.slow
 def test_kernels_compile_and_run(jobs: str) -> None:
     scales = [1.0, 2.0, 3.0, 4.0, 5.0]
-    made = build_kernels([primitive(s) for s in scales], TARGET, cache=KernelCache(None))
-    image = load_image(made.link(TARGET))
+    result = build_kernels([primitive(s) for s in scales], TARGET, cache=KernelCache(None))
+    image = load_image(result.link(TARGET))
     x = np.linspace(-1, 1, 4, dtype=np.float32)
-    for scale, name in zip(scales, made.names, strict=True):
+    for scale, name in zip(scales, result.names, strict=True):
         out = np.zeros(4, np.float32)
         image[name](tensor(x), tensor(out))
         np.testing.assert_allclose(out, np.tanh(x * np.float32(scale)), rtol=1e-5)
@@ -69,13 +69,13 @@ def test_kernels_compile_and_run(jobs: str) -> None:
 
 def test_equal_functions_share_a_kernel() -> None:
     n, m = SizeVar("n"), SizeVar("m")
-    made = build_kernels(
+    result = build_kernels(
         [primitive(1.0, n, 3), primitive(1.0, m, 3), primitive(2.0, n, 3)],
         TARGET,
         cache=KernelCache(None),
     )
-    assert made.names[0] == made.names[1] != made.names[2]
-    assert len(llvm.parse_image(made.link(TARGET)).exports) == 2
+    assert result.names[0] == result.names[1] != result.names[2]
+    assert len(llvm.parse_image(result.link(TARGET)).exports) == 2
 
 
 def test_canonical_functions_differ_in_names_alone() -> None:
@@ -102,8 +102,8 @@ def test_sizes_that_an_operator_relates_share_a_symbol() -> None:
         conv = op.nn.conv2d(data, weight, strides=(2, 2), data_layout="NHWC")
         sums = var("s", tensor_type((1, side, side, 1), "float32"))
         for params in ((data, weight, sums), (sums, weight, data)):
-            made = Function(params, op.subtract(conv, sums), None, (), {"Primitive": 1})
-            function = infer_type(IRModule({"main": made}))["main"]
+            result = Function(params, op.subtract(conv, sums), None, (), {"Primitive": 1})
+            function = infer_type(IRModule({"main": result}))["main"]
             assert isinstance(function, Function)
             form = canonicalize(function)
             dims = [d for p in form.params for d in p.checked_type.shape]

@@ -24,7 +24,7 @@ def test_a_packed_constant_is_a_result_after_saving(
     function = relay.Function([x], relay.Tuple([x, constant, wide]))
     compiled = ekiden.compile(function, executor=executor)
     compiled.save(tmp_path / "constant.eki")
-    for each in (compiled, ekiden.load(tmp_path / "constant.eki")):
-        _, packed, floats = (np.asarray(result) for result in each(np.ones(2, np.float32)))
+    for item in (compiled, ekiden.load(tmp_path / "constant.eki")):
+        _, packed, floats = (np.asarray(result) for result in item(np.ones(2, np.float32)))
         np.testing.assert_array_equal(packed, numbers)
         np.testing.assert_array_equal(floats, numbers.astype(np.float32))

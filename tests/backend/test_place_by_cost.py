@@ -33,12 +33,12 @@ def places(body: RelayExpr, *params: relay.Var, costs: DeviceCosts) -> list[tupl
     """The operators of a program in order, with the kind of device of each."""
     module = relay.transform.InferType()(IRModule.from_expr(relay.Function(params, body)))
     with with_options({PLACEMENT_COSTS_OPTION: asdict(costs)}):
-        made = PlaceByCost(compilation_config({"cpu": "llvm", "opencl": "opencl"}))(module)
-    found = []
-    for each in post_order(made["main"].body, into_functions=True):
-        if isinstance(each, Call) and isinstance(each.attrs, OnDeviceAttrs):
-            found.append((each.args[0].op.name, each.attrs.virtual_device.device_type_int))
-    return found
+        transformed = PlaceByCost(compilation_config({"cpu": "llvm", "opencl": "opencl"}))(module)
+    result = []
+    for item in post_order(transformed["main"].body, into_functions=True):
+        if isinstance(item, Call) and isinstance(item.attrs, OnDeviceAttrs):
+            result.append((item.args[0].op.name, item.attrs.virtual_device.device_type_int))
+    return result
 
 
 def weight(*shape: int) -> relay.Constant:
@@ -52,16 +52,16 @@ def test_operators_move_to_device_if_savings_exceed_copies() -> None:
     """Three products in a row are there, with what lies between them; the last sum comes back."""
     y = relay.nn.relu(relay.nn.dense(X, weight(256, 256)))
     y = relay.nn.dense(relay.tanh(relay.nn.dense(y, weight(256, 256))), weight(256, 256))
-    found = dict(places(relay.sum(y), X, costs=SLOW_HOST))
-    assert found["nn.dense"] == found["nn.relu"] == found["tanh"] == THERE
+    result = dict(places(relay.sum(y), X, costs=SLOW_HOST))
+    assert result["nn.dense"] == result["nn.relu"] == result["tanh"] == THERE
     assert {n for _, n in places(relay.sum(y), X, costs=EQUAL)} == {HERE}
 
 
 def test_operators_stay_if_copies_cost_more() -> None:
     """A sum of few elements, whose copy costs more than the host takes for it."""
     small = relay.var("s", shape=(4,))
-    found = places(relay.exp(small), small, costs=SLOW_HOST)
-    assert found == [("exp", HERE)]
+    result = places(relay.exp(small), small, costs=SLOW_HOST)
+    assert result == [("exp", HERE)]
 
 
 def test_a_value_is_copied_once_for_all_that_use_it() -> None:
@@ -88,8 +88,8 @@ def test_measured_operator_times_are_used() -> None:
 def test_conditions_run_on_the_host() -> None:
     y = relay.nn.dense(X, weight(256, 256))
     chosen = relay.If(relay.sum(y) > relay.const(0.0), y, relay.negative(y))
-    found = dict(places(chosen, X, costs=SLOW_HOST))
-    assert found["nn.dense"] == THERE and found["greater"] in (HERE, THERE)
+    result = dict(places(chosen, X, costs=SLOW_HOST))
+    assert result["nn.dense"] == THERE and result["greater"] in (HERE, THERE)
 
 
 def test_a_program_placed_by_cost_computes_the_same(opencl_device: ekiden.Device) -> None:
@@ -99,21 +99,21 @@ def test_a_program_placed_by_cost_computes_the_same(opencl_device: ekiden.Device
     y = relay.nn.relu(relay.nn.dense(x, w))
     module = IRModule.from_expr(relay.Function([x], y))
     given = rng.standard_normal((16, 64)).astype("float32")
-    wanted = ekiden.compile(module)(given).numpy()
+    expected = ekiden.compile(module)(given).numpy()
     free = replace(SLOW_HOST, copy_to_device=1e12, copy_to_host=1e12, latency=0.0)
     with with_options({PLACEMENT_COSTS_OPTION: asdict(free)}):
         exe = ekiden.compile(module, [ekiden.cpu(0), opencl_device])
-    np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(exe(given).numpy(), expected, rtol=1e-4, atol=1e-5)
     assert exe.raw.devices == [ekiden.cpu(0), opencl_device]
 
 
 @pytest.fixture
 def opencl_device() -> ekiden.Device:
     """The first OpenCL device."""
-    found = ekiden.device("opencl", 0)
-    if not found.exist:
+    result = ekiden.device("opencl", 0)
+    if not result.exist:
         pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
-    return found
+    return result
 
 
 @given(st.data())

@@ -187,10 +187,10 @@ with open(sys.argv[1], "wb") as file:
 def test_a_program_without_standard_error_compiles(closed: str, tmp_path: Path) -> None:
     """As daemons are started. Numbers of what is closed are those of the next files."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EKIDEN_CACHE_DIR": ""}
-    made = tmp_path / "made"
-    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", CLOSED, str(made)]
+    result = tmp_path / "made"
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", CLOSED, str(result)]
     ran = subprocess.run(command, env=environment, capture_output=True)
-    assert ran.returncode == 0 and made.read_bytes() == kernels() + b"compiled"
+    assert ran.returncode == 0 and result.read_bytes() == kernels() + b"compiled"
 
 
 @pytest.mark.slow

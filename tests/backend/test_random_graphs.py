@@ -19,5 +19,5 @@ def test_few_random_graphs_match_interpreter(number: int) -> None:
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_many_random_graphs_match_interpreter(seed: int) -> None:
     """150 of each seed."""
-    found = [(number, line) for number in range(150) for line in check(seed, number)]
-    assert found == []
+    result = [(number, line) for number in range(150) for line in check(seed, number)]
+    assert result == []

@@ -88,7 +88,7 @@ class Layer:
 
     def run(self, data: Array) -> tuple[Array, Array, Array]:
         steps, batch = data.shape[:2]
-        made = np.zeros((steps, batch, self.hidden))
+        result = np.zeros((steps, batch, self.hidden))
         zeros = np.zeros((batch, self.hidden))
         h, c = (np.array(self.w.get(n, zeros)) for n in ("initial_h", "initial_c"))
         for b in range(batch):
@@ -96,8 +96,8 @@ class Layer:
             for t in range(length):
                 at = length - 1 - t if self.options.get("reverse") else t
                 h[b], c[b] = self.step(data[at, b].astype(np.float64), h[b], c[b])
-                made[at, b] = h[b]
-        return made, h, c
+                result[at, b] = h[b]
+        return result, h, c
 
 
 def random_tensors(kind: str, inputs: int, hidden: int) -> dict[str, Array]:
@@ -132,13 +132,13 @@ def check(
         values["weight_h"] = relay.var("w", shape=tensors["weight_h"].shape)
         params.append(values["weight_h"])
         arrays.append(tensors["weight_h"])
-    made = getattr(op.nn, kind)(x, **values, **options)
-    module = relay.IRModule.from_expr(relay.Function(params, made))
+    transformed = getattr(op.nn, kind)(x, **values, **options)
+    module = relay.IRModule.from_expr(relay.Function(params, transformed))
     expected = Layer(kind, tensors, options).run(arrays[0])
-    found = ekiden.compile(module)(*arrays)
+    actual = ekiden.compile(module)(*arrays)
     meant = relay.create_executor("debug", module).evaluate()(*arrays)
-    for got, also, want in zip(found, meant, expected, strict=False):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    for result, also, want in zip(actual, meant, expected, strict=False):
+        np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(also.numpy(), want, rtol=2e-5, atol=2e-5)
 
 
@@ -200,10 +200,10 @@ def test_threads_share_a_step() -> None:
 
 
 def typed(**changes: object) -> str:
-    given: dict[str, Any] = {"kind": "lstm"} | changes
-    data = relay.var("x", shape=given.pop("data", (4, 2, 32)))
-    weight = relay.var("w", shape=given.pop("weight", (32, 8)))
-    body = op.nn.recurrent(data, weight, **given)
+    argument: dict[str, Any] = {"kind": "lstm"} | changes
+    data = relay.var("x", shape=argument.pop("data", (4, 2, 32)))
+    weight = relay.var("w", shape=argument.pop("weight", (32, 8)))
+    body = op.nn.recurrent(data, weight, **argument)
     module = relay.IRModule.from_expr(relay.Function([data, weight], body))
     return format_type(relay.transform.InferType()(module)["main"].checked_type.ret_type)
 
@@ -237,10 +237,10 @@ def test_invalid_recurrent_layers_are_refused(changes: dict[str, Any], message: 
 @pytest.mark.parametrize("lengths", [(4, 2), (0, -1), (2**31 - 1, 3)])
 def test_lengths_beyond_the_steps_are_refused(tier: str, lengths: tuple[int, int]) -> None:
     """Backwards they would say where in the data to read."""
-    x, given = relay.var("x", shape=(3, 2, 4)), relay.var("n", shape=(2,), dtype="int32")
+    x, argument = relay.var("x", shape=(3, 2, 4)), relay.var("n", shape=(2,), dtype="int32")
     weight_i, weight_h = (relay.const(np.ones((9, n), "float32")) for n in (4, 3))
-    layer = op.nn.gru(x, weight_i, weight_h, lengths=given, reverse=True)
-    module = ekiden.IRModule.from_expr(relay.Function([x, given], layer[0]))
+    layer = op.nn.gru(x, weight_i, weight_h, lengths=argument, reverse=True)
+    module = ekiden.IRModule.from_expr(relay.Function([x, argument], layer[0]))
     arrays = np.ones((3, 2, 4), "float32"), np.array(lengths, "int32")
     message = r"recurrent: length -?\d+ at position [01] is out of range \(\[0, 3\] are valid\)"
     for run in (

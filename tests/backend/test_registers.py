@@ -28,34 +28,34 @@ def run(code: Sequence[Instruction], choices: int) -> tuple[object, list[object]
     effects: list[object] = []
     at = 0
     while True:
-        each = code[at]
-        match each.name:
+        item = code[at]
+        match item.name:
             case "Ret":
-                return held[each["src"]], effects
+                return held[item["src"]], effects
             case "Goto":
-                at += _offset(each, "offset")
+                at += _offset(item, "offset")
                 continue
             case "If":
-                term = (held[each["test"]], held[each["target"]])
+                term = (held[item["test"]], held[item["target"]])
                 effects.append(term)
                 is_true = choices >> len(effects) & 1
-                at += _offset(each, "true_offset" if is_true else "false_offset")
+                at += _offset(item, "true_offset" if is_true else "false_offset")
                 continue
             case "KillRegister":
-                held.pop(each["dst"], None)
+                held.pop(item["dst"], None)
             case "InvokePacked":
-                effects.append(_terms(each, held, "args"))
+                effects.append(_terms(item, held, "args"))
             case "Invoke":
-                effects.append(_terms(each, held, "args"))
-                held[each["dst"]] = ("call", effects[-1])
+                effects.append(_terms(item, held, "args"))
+                held[item["dst"]] = ("call", effects[-1])
             case "Move":
-                held[each["dst"]] = _take(each["src"], held)
+                held[item["dst"]] = _take(item["src"], held)
             case "LoadConsti":
-                held[each["dst"]] = each["value"]
+                held[item["dst"]] = item["value"]
             case "GetField":
-                held[each["dst"]] = ("field", held[each["object"]], each["index"])
+                held[item["dst"]] = ("field", held[item["object"]], item["index"])
             case "AllocADT":
-                held[each["dst"]] = ("data", _terms(each, held, "fields"))
+                held[item["dst"]] = ("data", _terms(item, held, "fields"))
         at += 1
 
 
@@ -88,8 +88,8 @@ class Writer:
     count: int = N_PARAMS
 
     def number(self, low: int, high: int) -> int:
-        found: int = self.draw(st.integers(low, high))
-        return found
+        result: int = self.draw(st.integers(low, high))
+        return result
 
     def new(self) -> int:
         self.count += 1
@@ -111,14 +111,14 @@ class Writer:
             )
             return
         dst = self.new()
-        made = (
+        result = (
             lambda: make_instruction("LoadConsti", dst=dst, value=len(self.code)),
             lambda: make_instruction("Move", dst=dst, src=self.pick(known)),
             lambda: make_instruction("GetField", dst=dst, object=self.pick(known), index=1),
             lambda: make_instruction("AllocADT", dst=dst, tag=0, fields=self.some(known)),
             lambda: make_instruction("Invoke", dst=dst, func=0, args=self.some(known)),
         )
-        self.code.append(made[kind]())
+        self.code.append(result[kind]())
         known.append(dst)
 
     def block(self, known: list[int], depth: int) -> list[int]:
@@ -151,8 +151,8 @@ class Writer:
         return joined
 
     def leave(self, known: list[int], joined: list[int]) -> None:
-        for each in joined:
-            self.code.append(make_instruction("Move", dst=each, src=self.pick(known)))
+        for item in joined:
+            self.code.append(make_instruction("Move", dst=item, src=self.pick(known)))
 
 
 @st.composite
@@ -171,7 +171,7 @@ def test_a_function_computes_the_same_in_fewer_registers(
     count, shared = allocate_registers(code, N_PARAMS)
     result, effects = run(code, choices)
     assert run(shared, choices) == (result, effects)
-    highest = max((r for each in code for r in written_registers(each)), default=0)
+    highest = max((r for item in code for r in written_registers(item)), default=0)
     assert count <= max(highest + 1, N_PARAMS)
 
 
@@ -195,9 +195,9 @@ def test_an_argument_is_moved_where_it_is_read_last() -> None:
         make_instruction("InvokeClosure", dst=4, closure=1, args=(1, 2)),
         make_instruction("Ret", src=4),
     ]
-    _, made = allocate_registers(code, 3)
-    assert made[0]["args"] == (0, 1, -1)
-    assert made[-2]["args"] == (1, -3)  # the closure stays until it is called
+    _, result = allocate_registers(code, 3)
+    assert result[0]["args"] == (0, 1, -1)
+    assert result[-2]["args"] == (1, -3)  # the closure stays until it is called
 
 
 @quick
@@ -221,14 +221,14 @@ def test_dead_registers_are_cleared_before_calls() -> None:
         make_instruction("Invoke", dst=3, func=0, args=(0,)),
         make_instruction("Ret", src=3),
     ]
-    count, made = allocate_registers(code, 2)
+    count, result = allocate_registers(code, 2)
     assert count == 3
-    assert [each.name for each in made] == [
+    assert [item.name for item in result] == [
         "LoadConsti", "If", "KillRegister", "Invoke", "Goto", "KillRegister", "Invoke", "Ret",
     ]  # fmt: skip
-    assert made[2] == make_instruction("KillRegister", dst=0)
-    assert made[5] == make_instruction("KillRegister", dst=1)
-    assert made[1]["false_offset"] == 4
+    assert result[2] == make_instruction("KillRegister", dst=0)
+    assert result[5] == make_instruction("KillRegister", dst=1)
+    assert result[1]["false_offset"] == 4
 
 
 @quick
@@ -248,9 +248,9 @@ def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_fo
         make_instruction("InvokePacked", packed_index=0, output_size=1, args=(6, 7)),
         make_instruction("Ret", src=7),
     ]
-    _, made = allocate_registers(code, 1)
-    killed = [each["dst"] for each in made if each.name == "KillRegister"]
-    own = next(each["args"] for each in made if each.name == "InvokePacked")
+    _, result = allocate_registers(code, 1)
+    killed = [item["dst"] for item in result if item.name == "KillRegister"]
+    own = next(item["args"] for item in result if item.name == "InvokePacked")
     assert isinstance(own, tuple)
     assert own[1] in killed
     assert own[0] not in killed
@@ -266,5 +266,5 @@ def test_a_jump_back_is_refused() -> None:
 
 def test_a_long_function_needs_few_registers() -> None:
     code = [make_instruction("AllocADT", dst=i + 1, tag=0, fields=(i,)) for i in range(10_000)]
-    count, made = allocate_registers([*code, make_instruction("Ret", src=10_000)], 1)
-    assert (count, len(made)) == (1, 10_001)
+    count, result = allocate_registers([*code, make_instruction("Ret", src=10_000)], 1)
+    assert (count, len(result)) == (1, 10_001)

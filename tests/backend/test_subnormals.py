@@ -102,12 +102,12 @@ def test_no_results_are_lost_on_the_way(name: str, text: str) -> None:
     loop = For(i, const(0), const(64), ForKind.VECTORIZED, body)
     run = compiled(PrimFunc((x, out), loop, {"global_symbol": "kernel"}), text)
     sizes = np.array([np.inf, 1e9, 200.0, 110.0, 44.3, 1.0, 1e-5, 1e-15, 1e-25, 0.0] * 3, "f")
-    data, got = np.concatenate([-sizes, sizes, [0, 0, 0, 0]]).astype("f"), np.zeros(64, "f")
+    data, result = np.concatenate([-sizes, sizes, [0, 0, 0, 0]]).astype("f"), np.zeros(64, "f")
     libm.feclearexcept(UNDERFLOW)
-    run(data, got)
+    run(data, result)
     assert not libm.fetestexcept(UNDERFLOW)
     if name == "exp":
-        np.testing.assert_array_equal(got[:4], 0)
+        np.testing.assert_array_equal(result[:4], 0)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -122,10 +122,10 @@ def test_saturated_gates_flush_subnormal_states(kind: str) -> None:
     module = relay.IRModule.from_expr(relay.Function((x,), layer))
     data = rng.normal(size=(steps, 2, gates * hidden)).astype("f")
     data[2:] = np.where(rng.random(data[2:].shape) < 0.5, -30, -80).astype("f")
-    wanted = relay.create_executor("debug", module).evaluate()(data)
-    found = ekiden.compile(module, "llvm")(data)
+    expected = relay.create_executor("debug", module).evaluate()(data)
+    actual = ekiden.compile(module, "llvm")(data)
     assert is_kept()
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-5, atol=1e-13)
 
 
@@ -176,9 +176,9 @@ def test_generated_c_flushes_subnormals(tmp_path: Path) -> None:
     made = ekiden.compile(halving(), "c", denormals="flush")
     check_flushed(made)
     made.save(tmp_path / "model.eki")
-    found = ekiden.load(tmp_path / "model.eki")
-    assert found.raw.metadata["denormals"] == "flush"
-    check_flushed(found)
+    result = ekiden.load(tmp_path / "model.eki")
+    assert result.raw.metadata["denormals"] == "flush"
+    check_flushed(result)
     assert "denormals" not in ekiden.compile(halving(), "c").raw.metadata
 
 
@@ -204,7 +204,7 @@ def test_the_mode_of_a_caller_stays(tmp_path: Path) -> None:
     """One that flushes itself finds its own mode after kernels that do and that do not."""
     libm = ctypes.CDLL("libm.so.6")
     kept, own = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()
-    runs = [ekiden.compile(halving(), denormals=each) for each in ("flush", "keep")]
+    runs = [ekiden.compile(halving(), denormals=item) for item in ("flush", "keep")]
     x = np.full(1 << 18, TINY)
     libm.fegetenv(kept)
     libm.fegetenv(own)
@@ -213,10 +213,10 @@ def test_the_mode_of_a_caller_stays(tmp_path: Path) -> None:
         libm.fesetenv(own)
         try:
             run(x)
-            found = mode()
+            result = mode()
         finally:
             libm.fesetenv(kept)
-        assert found & FLUSHES == FLUSHES
+        assert result & FLUSHES == FLUSHES
 
 
 def test_flushing_is_refused_where_unsupported() -> None:

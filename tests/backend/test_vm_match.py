@@ -23,8 +23,8 @@ TYPES = "type List[A] { Cons(A, List[A]), Nil, } type Pair { Both(List[int32], L
 
 def tree(kind: str, clauses: str) -> list[MatchLeaf | TagTest]:
     module = parse(f"{TYPES} def @f(%x: {kind}) -> int32 {{ match (%x) {{ {clauses} }} }}")
-    found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
-    return decision_tree(found.clauses)
+    result = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
+    return decision_tree(result.clauses)
 
 
 def shown(nodes: list[MatchLeaf | TagTest], number: int | None = 0) -> object:
@@ -34,7 +34,7 @@ def shown(nodes: list[MatchLeaf | TagTest], number: int | None = 0) -> object:
     node = nodes[number]
     if isinstance(node, MatchLeaf):
         return node.clause, {variable.name_hint: path for variable, path in node.variables}
-    cases = {tag: shown(nodes, each) for tag, each in node.cases.items()}
+    cases = {tag: shown(nodes, case) for tag, case in node.cases.items()}
     return node.path, cases, shown(nodes, node.default_node)
 
 
@@ -72,9 +72,9 @@ def test_missing_clause_message_shows_known_fields() -> None:
         f"{TYPES} def @f(%x: (List[int32], List[int32])) -> int32 {{"
         " match? (%x) { (Cons(%a, _), _) => %a } }"
     )
-    found = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
+    result = next(e for e in evaluation_order(module["f"].body) if isinstance(e, Match))  # type: ignore[attr-defined]
     cons, nil = module.get_type("List")[1:]
-    places = tuple_paths(found.clauses)
+    places = tuple_paths(result.clauses)
     assert places == {(): 2}
     assert pattern_text(pattern_at({(0,): cons, (0, 1): nil}, places)) == "(Cons(_, Nil), _)"
     assert pattern_text(pattern_at({}, {})) == "_"

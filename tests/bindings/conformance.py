@@ -40,22 +40,22 @@ def value(of: Json) -> Json:
         return np.array(of["data"], of["tensor"]).reshape(of["shape"])
     ((kind, inside),) = of.items()
     if kind == "array":
-        return [value(each) for each in inside]
+        return [value(item) for item in inside]
     if kind == "callback":
         return runtime.convert(CALLBACKS[inside])
     return None if kind == "none" else inside
 
 
-def same(got: Json, wanted: Json) -> bool:
+def same(result: Json, wanted: Json) -> bool:
     """Whether a result is what the script says."""
     if isinstance(wanted, np.ndarray):
-        found = np.asarray(got)
-        right = found.dtype == wanted.dtype and found.shape == wanted.shape
-        return bool(right and np.allclose(found, wanted, rtol=1e-6))
+        actual = np.asarray(result)
+        right = actual.dtype == wanted.dtype and actual.shape == wanted.shape
+        return bool(right and np.allclose(actual, wanted, rtol=1e-6))
     if isinstance(wanted, list):
-        items = list(got)
+        items = list(result)
         return len(items) == len(wanted) and all(map(same, items, wanted))
-    return type(got) is type(wanted) and bool(got == wanted)
+    return type(result) is type(wanted) and bool(result == wanted)
 
 
 class Closed:
@@ -96,7 +96,7 @@ class Runner:
         return self.model(step)(**{k: value(v) for k, v in step["inputs"].items()})
 
     def run_into(self, step: Step) -> object:
-        outputs = [value(each) for each in step["outputs"]]
+        outputs = [value(item) for item in step["outputs"]]
         self.model(step)(**{k: value(v) for k, v in step["inputs"].items()}, out=outputs)
         return outputs
 
@@ -106,8 +106,8 @@ class Runner:
         results = function(x)
         first = [result.numpy().copy() for result in results]
         right = True
-        for result, wanted in zip(results, first, strict=True):
-            right = right and np.array_equal(result.numpy(), wanted)
+        for result, expected in zip(results, first, strict=True):
+            right = right and np.array_equal(result.numpy(), expected)
             for array in (result.numpy(), np.from_dlpack(result)):
                 if array.flags.writeable:
                     array.fill(9)
@@ -140,8 +140,8 @@ class Runner:
     def define(self, step: Step) -> None:
         kinds = {"int": int, "float": float, "any": object}
         body = {"__annotations__": {name: kinds[kind] for name, kind in step["fields"]}}
-        made = type("Point", (runtime.Object,), body)
-        self.types[step["type"]] = runtime.register_object(step["type"])(made)
+        result = type("Point", (runtime.Object,), body)
+        self.types[step["type"]] = runtime.register_object(step["type"])(result)
 
     def new(self, step: Step) -> None:
         if step["type"] not in self.types:
@@ -171,15 +171,15 @@ def judge(runner: Runner, step: Step) -> str:
     """What is wrong with a step, or nothing."""
     name = step["op"] + "_" if step["op"] == "global" else step["op"]
     try:
-        got = getattr(runner, name)(step)
+        result = getattr(runner, name)(step)
     except Exception as error:
         fails = step.get("fails")
-        kinds = {each.__name__ for each in type(error).__mro__}
+        kinds = {item.__name__ for item in type(error).__mro__}
         if fails and fails["kind"] in kinds and fails["message"] in str(error):
             return ""
         return f"raised {type(error).__name__}: {error}"
-    if "fails" in step or ("is" in step and not same(got, value(step["is"]))):
-        return f"got {got!r}"
+    if "fails" in step or ("is" in step and not same(result, value(step["is"]))):
+        return f"got {result!r}"
     return ""
 
 

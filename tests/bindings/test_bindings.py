@@ -22,19 +22,19 @@ from long_runs import LONG
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script and its models."""
-    made = tmp_path_factory.mktemp("conformance")
+    result = tmp_path_factory.mktemp("conformance")
     script = json.loads((BINDINGS / "conformance.json").read_text())
     for name, text in script["models"].items():
         executable = ekiden.compile(relay.parse(text))
-        executable.save(made / f"{name}.eki")
+        executable.save(result / f"{name}.eki")
         if name == "scaled" and shutil.which("cc"):
-            executable.export_library(made / f"{name}.so")
-    if not (made / "scaled.so").exists():
+            executable.export_library(result / f"{name}.so")
+    if not (result / "scaled.so").exists():
         script["cases"] = [c for c in script["cases"] if c["name"] != "a shared library"]
-    (made / "damaged.eki").write_bytes((made / "scaled.eki").read_bytes()[:500])
-    (made / "model.onnx").write_bytes(b"")
-    (made / "conformance.json").write_text(json.dumps(script))
-    return made
+    (result / "damaged.eki").write_bytes((result / "scaled.eki").read_bytes()[:500])
+    (result / "model.onnx").write_bytes(b"")
+    (result / "conformance.json").write_text(json.dumps(script))
+    return result
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ def node(folder: Path, tmp_path: Path, library: Path) -> Program:
 
 
 def golang(folder: Path, tmp_path: Path, library: Path) -> Program:
-    made = tmp_path / "conformance.test"
-    run(["go", "test", "-c", "-o", made, "."], BINDINGS / "go", **go(library))
+    result = tmp_path / "conformance.test"
+    run(["go", "test", "-c", "-o", result, "."], BINDINGS / "go", **go(library))
     places = {"EKIDEN_CONFORMANCE": str(folder)}
-    return Program([made, "-test.v", "-test.timeout=2h"], BINDINGS / "go", places)
+    return Program([result, "-test.v", "-test.timeout=2h"], BINDINGS / "go", places)
 
 
 def java(folder: Path, tmp_path: Path, library: Path) -> Program:
@@ -130,16 +130,16 @@ def test_conformance_script_passes(build: Build, folder: Path, tmp_path: Path) -
         assert run(check, program.cwd, **program.variables) == "right\n"
 
 
-def often(folder: Path, made: Path, times: int) -> Path:
+def often(folder: Path, result: Path, times: int) -> Path:
     """The script's case of what is done many times, that often."""
-    shutil.copytree(folder, made)
+    shutil.copytree(folder, result)
     script = json.loads((folder / "conformance.json").read_text())
     script["cases"] = [case for case in script["cases"] if case["name"] == "many times"]
     for step in script["cases"][0]["steps"]:
         if "times" in step:
             step["times"] = times
-    (made / "conformance.json").write_text(json.dumps(script))
-    return made
+    (result / "conformance.json").write_text(json.dumps(script))
+    return result
 
 
 MOST_GROWN = 16 << 10
@@ -173,11 +173,11 @@ def test_million_calls_do_not_leak(build: Build, folder: Path, tmp_path: Path, _
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a runtime that AddressSanitizer watches."""
-    made = tmp_path_factory.mktemp("sanitized")
+    result = tmp_path_factory.mktemp("sanitized")
     options = ["-DEKIDEN_PYTHON=OFF", "-DEKIDEN_SANITIZE=address", "-DCMAKE_BUILD_TYPE=Debug"]
-    run(["cmake", "-S", ROOT, "-B", made, *options], ROOT)
-    run(["cmake", "--build", made, "--target", "ekiden_runtime"], ROOT)
-    return next(made.rglob("libekiden_runtime.so")).parent
+    run(["cmake", "-S", ROOT, "-B", result, *options], ROOT)
+    run(["cmake", "--build", result, "--target", "ekiden_runtime"], ROOT)
+    return next(result.rglob("libekiden_runtime.so")).parent
 
 
 NOT_PYTHON = [each for each in LANGUAGES if each.id != "python"]
@@ -194,8 +194,8 @@ def test_a_million_steps_under_address_sanitizer(
     program = build(often(folder, tmp_path / "script", 200_000), tmp_path, sanitized)
     leaks = int(build.__name__ in EXACT)
     options = f"detect_leaks={leaks}:handle_segv=0:verify_asan_link_order=0"  # a JVM has its own
-    found = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
-    watch = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": options}
+    result = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    watch = {"LD_PRELOAD": result.stdout.strip(), "ASAN_OPTIONS": options}
     assert " steps" in run(program.command, program.cwd, **program.variables, **watch)
     for check in program.checks:
         assert run(check, program.cwd, **program.variables, **watch) == "right\n"

@@ -21,12 +21,12 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of the demo."""
-    made = tmp_path_factory.mktemp("magika")
+    result = tmp_path_factory.mktemp("magika")
     try:
-        runpy.run_path(str(EXAMPLES / "python/classify.py"))["prepare"](made)
+        runpy.run_path(str(EXAMPLES / "python/classify.py"))["prepare"](result)
     except ImportModelError as reason:
         pytest.skip(f"needs the package magika from PyPI: {reason}")
-    return made
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def words(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sequence[Pa
 @pytest.fixture(scope="module")
 def said(words: Sequence[Path]) -> str:
     """What Python says of the files."""
-    found = run([sys.executable, EXAMPLES / "python/classify.py", *words], ROOT)
-    assert "classify.py: python 100.0 %" in found and "short.html: html" in found
-    return found
+    result = run([sys.executable, EXAMPLES / "python/classify.py", *words], ROOT)
+    assert "classify.py: python 100.0 %" in result and "short.html: html" in result
+    return result
 
 
 def built(name: str, to: Path) -> Path:
@@ -57,8 +57,8 @@ def test_cpp_package_examples_run(words: Sequence[Path], said: str, tmp_path: Pa
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     library = [LIBRARY / "libekiden_runtime.so", f"-Wl,-rpath,{LIBRARY}"]
     source = EXAMPLES / "cpp/classify.cpp"
-    made = [source, *library, "-o", tmp_path / "classify"]
-    run(["c++", *flags, f"-I{runtime.include_dir()}", *made], ROOT)
+    result = [source, *library, "-o", tmp_path / "classify"]
+    run(["c++", *flags, f"-I{runtime.include_dir()}", *result], ROOT)
     assert run([tmp_path / "classify", *words], ROOT) == said
 
 

@@ -41,18 +41,18 @@ MOST = 150_000
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The script, its models for WebAssembly, and the package."""
-    made = tmp_path_factory.mktemp("web")
+    result = tmp_path_factory.mktemp("web")
     script = json.loads((BINDINGS / "conformance.json").read_text())
     for name, text in script["models"].items():
-        ekiden.export(relay.parse(text), made / f"{name}.eki", list(WEB_TARGETS))
+        ekiden.export(relay.parse(text), result / f"{name}.eki", list(WEB_TARGETS))
     script["cases"] = [c for c in script["cases"] if c["name"] != "a shared library"]
-    data = (made / "scaled.eki").read_bytes()
-    (made / "damaged.eki").write_bytes(data[:500])
-    (made / "model.onnx").write_bytes(b"")
-    (made / "conformance.json").write_text(json.dumps(script))
-    write_web_folder(data, made)
-    shutil.copyfile(BINDINGS / "web" / "conformance.js", made / "conformance.mjs")
-    return made
+    data = (result / "scaled.eki").read_bytes()
+    (result / "damaged.eki").write_bytes(data[:500])
+    (result / "model.onnx").write_bytes(b"")
+    (result / "conformance.json").write_text(json.dumps(script))
+    write_web_folder(data, result)
+    shutil.copyfile(BINDINGS / "web" / "conformance.js", result / "conformance.mjs")
+    return result
 
 
 def run(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> str:
@@ -100,8 +100,8 @@ def test_a_file_for_another_width_is_refused(site: Path, tmp_path: Path) -> None
         "import {load} from './index.js';"
         f"await load({str(tmp_path / 'here.eki')!r}).catch((e) => console.log(e.kind, e.message));"
     )
-    said = run(site, "--input-type=module", "-e", program)
-    assert said.startswith("LoadError load ") and "lacks what its code needs" in said
+    completed = run(site, "--input-type=module", "-e", program)
+    assert completed.startswith("LoadError load ") and "lacks what its code needs" in completed
     with pytest.raises(ExportError, match="code for wasm32 expected, got"):
         write_web_folder((tmp_path / "here.eki").read_bytes(), tmp_path / "site")
     with pytest.raises(ExportError, match=r"\.eki"):
@@ -140,9 +140,9 @@ def test_results_are_those_of_this_machine(site: Path, tmp_path: Path) -> None:
     expected = ekiden.compile(module)(x, w)
     for flags in ((), relaxed_flags()):
         run(site, "--input-type=module", "-e", program, flags=flags)
-        for at, each in enumerate(expected):
-            got = np.frombuffer((site / f"{at}.out").read_bytes(), np.float32)
-            np.testing.assert_allclose(got, np.asarray(each).ravel(), rtol=2e-5, atol=2e-5)
+        for at, item in enumerate(expected):
+            actual = np.frombuffer((site / f"{at}.out").read_bytes(), np.float32)
+            np.testing.assert_allclose(actual, np.asarray(item).ravel(), rtol=2e-5, atol=2e-5)
 
 
 def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
     write_web_folder((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
     page = (BINDINGS.parent / "docs" / "guides" / "web.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```js\n")[1:]]
-    said = run(tmp_path, "--input-type=module", "-e", "\n".join(blocks[:2])).splitlines()
-    assert said[0] == "[ 'x' ]" and said[1].startswith("[ 2, 3 ] Float32Array(6)")
-    assert any(line.startswith("true input 'x'") for line in said)
+    message = run(tmp_path, "--input-type=module", "-e", "\n".join(blocks[:2])).splitlines()
+    assert message[0] == "[ 'x' ]" and message[1].startswith("[ 2, 3 ] Float32Array(6)")
+    assert any(line.startswith("true input 'x'") for line in message)
 
 
 def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +166,9 @@ def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_position_independent_code_is_linked() -> None:
     target = Target(SIMD)
     text = 'target triple = "wasm32-unknown-unknown"\ndefine i32 @f(ptr %p) { ret i32 7 }\n'
-    made = llvm.compile_ir(text, target)
-    linker = wasm.WasmLinker([made], ["f"])
+    result = llvm.compile_ir(text, target)
+    linker = wasm.WasmLinker([result], ["f"])
     assert linker.exported("f") == 0 and linker.imports == []
     assert dict(wasm.iter_sections(linker.text()))[wasm.SECTION_CUSTOM].startswith(b"\x08dylink.0")
-    image = llvm.parse_image(llvm.link_image([made], ["f"], target))
+    image = llvm.parse_image(llvm.link_image([result], ["f"], target))
     assert image.required_cpu_flags == ("lime1", "simd128") and image.exports == {"f": 0}

@@ -79,11 +79,11 @@ def ramp(*shape: int) -> np.ndarray[Any, Any]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models, and the package."""
-    made = tmp_path_factory.mktemp("webgpu")
+    result = tmp_path_factory.mktemp("webgpu")
     for name, text in {"net": NET, "both": BOTH, "checked": CHECKED}.items():
-        ekiden.export(relay.parse(text), made / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
-    write_web_folder((made / "net.eki").read_bytes(), made)
-    return made
+        ekiden.export(relay.parse(text), result / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
+    write_web_folder((result / "net.eki").read_bytes(), result)
+    return result
 
 
 WORKER = f"""
@@ -108,8 +108,8 @@ def in_chromium(site: Path, program: str, flags: Sequence[str], *, isolated: boo
 def in_node(site: Path) -> Any:  # noqa: ANN401
     """What the program gives in Node, where the package webgpu of npm is the engine's WebGPU."""
     drivers = Path("/usr/lib/chromium")  # with a processor that plays a GPU
-    found = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
-    package = Path(found, "webgpu", "index.js")
+    result = subprocess.run(["npm", "root", "-g"], capture_output=True, text=True).stdout.strip()
+    package = Path(result, "webgpu", "index.js")
     if not (package.exists() and (drivers / "vk_swiftshader_icd.json").exists()):
         pytest.skip("needs webgpu of npm, and chromium of Debian")
     (site / "gpu.mjs").write_text(
@@ -154,24 +154,24 @@ def said(runs: Callable[[str], Any], request: pytest.FixtureRequest) -> dict[str
     """What the program says where WebAssembly suspends, and where a thread has the device."""
     if request.param == "node" and (shutil.which("node") is None or shutil.which("npm") is None):
         pytest.skip("needs node and npm")
-    found = runs(request.param)
-    assert isinstance(found, dict) and "error" not in found, found
-    return found
+    result = runs(request.param)
+    assert isinstance(result, dict) and "error" not in result, result
+    return result
 
 
-def check(found: list[Any], wanted: object) -> None:
+def check(actual: list[Any], wanted: object) -> None:
     """Results of a run: shape and elements of each."""
     results = wanted if isinstance(wanted, tuple) else (wanted,)
-    for (shape, data), each in zip(found, results, strict=True):
-        array = np.asarray(each)
+    for (shape, data), result in zip(actual, results, strict=True):
+        array = np.asarray(result)
         assert tuple(shape) == array.shape
         np.testing.assert_allclose(np.array(data), array.ravel(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
     exe, w = ekiden.compile(relay.parse(NET)), ramp(5, 3, 3, 3)
-    for n, found in zip((2, 1, 4), said["net"], strict=True):
-        check(found, exe(ramp(n, 3, 9, 7), w))
+    for n, result in zip((2, 1, 4), said["net"], strict=True):
+        check(result, exe(ramp(n, 3, 9, 7), w))
     assert said["shape"].startswith("InputError: input 'x'")
     if isinstance(said["sync"], str):
         assert said["sync"].startswith("DeviceError: webgpu(0): its results lie there")

@@ -34,21 +34,21 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium without a screen."""
-    with chromium() as made:
-        yield made
+    with chromium() as result:
+        yield result
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
     """The page, ready, which must say nothing on its console."""
     context = browser.new_context(viewport={"width": 800, "height": 760})
-    made, said = context.new_page(), list[str]()
-    made.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    made.on("pageerror", lambda error: said.append(str(error)))
-    made.goto(address)
-    made.wait_for_selector("html[data-ready]")
-    yield made
-    assert said == []
+    result, output = context.new_page(), list[str]()
+    result.on("console", lambda message: output.append(f"{message.type}: {message.text}"))
+    result.on("pageerror", lambda error: output.append(str(error)))
+    result.goto(address)
+    result.wait_for_selector("html[data-ready]")
+    yield result
+    assert output == []
     context.close()
 
 
@@ -82,8 +82,8 @@ def test_dropped_file_is_classified(page: Page) -> None:
 def test_a_wrong_file_is_an_error_that_is_shown(page: Page) -> None:
     give(page, "empty", b"")
     page.wait_for_selector("#error:visible")
-    wanted = "empty cannot be looked at: it has 0 bytes, 8 are needed"
-    assert page.text_content("#error") == wanted
+    expected = "empty cannot be looked at: it has 0 bytes, 8 are needed"
+    assert page.text_content("#error") == expected
     assert page.locator("#error").get_attribute("role") == "alert"
     assert page.locator("#answer").is_hidden()
     give(page, "right", (EXAMPLE / "build.py").read_bytes())

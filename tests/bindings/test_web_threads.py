@@ -46,14 +46,14 @@ export async function measure(options) {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose loops are worth sharing, and a module that runs it."""
-    made = tmp_path_factory.mktemp("threads")
+    result = tmp_path_factory.mktemp("threads")
     text = """#[version = "0.0.5"]
     def @main(%x: Tensor[(n, 64), float32], %w: Tensor[(96, 64), float32]) {
       exp(nn.softmax(nn.dense(%x, %w, units=96))) }"""
-    ekiden.export(relay.parse(text), made / "net.eki", list(WEB_TARGETS))
-    write_web_folder((made / "net.eki").read_bytes(), made)
-    (made / "measure.js").write_text(PROGRAM)
-    return made
+    ekiden.export(relay.parse(text), result / "net.eki", list(WEB_TARGETS))
+    write_web_folder((result / "net.eki").read_bytes(), result)
+    (result / "measure.js").write_text(PROGRAM)
+    return result
 
 
 def in_node(site: Path, options: str) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def in_node(site: Path, options: str) -> dict[str, Any]:
     command = ["node", "--input-type=module", "-e", text]
     done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_threads_of_node_give_what_one_gives(site: Path) -> None:
@@ -74,9 +74,9 @@ def test_threads_of_node_give_what_one_gives(site: Path) -> None:
     assert one["threads"] == 1 and one["oneThread"] == "one thread was asked for"
     shared = in_node(site, "{threads: 3}")
     assert shared["threads"] == 3 and "oneThread" not in shared
-    for each in (one, shared):
-        assert each["equal"] and each["refused"] == "ValueError"
-        assert each["first"] == one["first"]
+    for item in (one, shared):
+        assert item["equal"] and item["refused"] == "ValueError"
+        assert item["first"] == one["first"]
 
 
 def test_a_runtime_without_threads_is_given(site: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_runtime_without_threads_is_given(site: Path) -> None:
     command = ["node", "--input-type=module", "-e", text]
     done = subprocess.run(command, cwd=site, capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
-    wanted = (
+    expected = (
         "RuntimeError: threads: 2 were asked for, but the runtime that was given has no threads"
     )
-    assert lines == [wanted, "1"], done.stderr
+    assert lines == [expected, "1"], done.stderr
 
 
 def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path)
     """
     command = ["node", "--input-type=module", "-e", text]
     done = subprocess.run(command, cwd=module.parent, capture_output=True, text=True, timeout=60)
-    wanted = "RuntimeError: a thread could not place code that another has"
-    assert wanted in done.stdout, done.stderr
+    expected = "RuntimeError: a thread could not place code that another has"
+    assert expected in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("isolated", [True, False])
@@ -125,14 +125,14 @@ def test_a_page_has_threads_where_it_may(site: Path, isolated: bool) -> None:
     script = "async (n) => (await import('/measure.js')).measure(n ? {threads: n} : {})"
     with page_of(site, isolated=isolated) as page:
         if isolated:
-            found = page.evaluate(script, 3)
-            assert found["threads"] == 3 and found["equal"]
-            assert found["first"] == in_node(site, "{threads: 1}")["first"]
+            result = page.evaluate(script, 3)
+            assert result["threads"] == 3 and result["equal"]
+            assert result["first"] == in_node(site, "{threads: 1}")["first"]
             return
         with pytest.raises(Exception, match="3 were asked for, but memory cannot be shared"):
             page.evaluate(script, 3)
-        found = page.evaluate(script, 0)
-        assert found["threads"] == 1 and "COOP and COEP" in found["oneThread"]
+        result = page.evaluate(script, 0)
+        assert result["threads"] == 1 and "COOP and COEP" in result["oneThread"]
 
 
 def test_both_runtimes_are_written(site: Path) -> None:

@@ -40,18 +40,18 @@ def execute(folder: Path, *words: object) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runtime's library and programs for Windows."""
-    made = tmp_path_factory.mktemp("windows")
+    result = tmp_path_factory.mktemp("windows")
     options = ("--toolchain", TOOLCHAIN, "-DEKIDEN_PYTHON=OFF", "-DEKIDEN_WERROR=ON")
-    execute(made, "cmake", "-S", ROOT, "-B", made, *options)
-    execute(made, "cmake", "--build", made, "--target", "ekiden_runtime", "-j", 2)
+    execute(result, "cmake", "-S", ROOT, "-B", result, *options)
+    execute(result, "cmake", "--build", result, "--target", "ekiden_runtime", "-j", 2)
     assert GCC is not None
-    here, linked = Path(__file__).parent, made / "libekiden_runtime.dll.a"
+    here, linked = Path(__file__).parent, result / "libekiden_runtime.dll.a"
     sources = {"conformance.cpp": (GCC.replace("gcc", "g++"), "-std=c++17"), "print_bits.c": (GCC,)}
     for name, compiler in sources.items():
         flags = ("-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'runtime/include'}")
-        program = made / f"{Path(name).stem}.exe"
-        execute(made, *compiler, *flags, here / name, linked, "-o", program)
-    return made
+        program = result / f"{Path(name).stem}.exe"
+        execute(result, *compiler, *flags, here / name, linked, "-o", program)
+    return result
 
 
 def convolutions() -> ekiden.IRModule:

@@ -73,9 +73,9 @@ def run(command: Sequence[object], cwd: Path, **more: str | None) -> str:
         "EKIDEN_LIB_DIR": str(LIBRARY),
         **more,
     }
-    given = {name: value for name, value in variables.items() if value is not None}
+    inputs = {name: value for name, value in variables.items() if value is not None}
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=given, capture_output=True, text=True
+        [str(item) for item in command], cwd=cwd, env=inputs, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -38,7 +38,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *its: float) -> None:
     """An engine needs so long for each region, in order; Ekiden 10 us."""
     left = list(its)
 
-    def seconds(runs: Sequence[Callable[[], object]], each: float) -> list[float]:
+    def seconds(runs: Sequence[Callable[[], object]], item: float) -> list[float]:
         one, other = (np.asarray(run()) for run in runs)
         np.testing.assert_allclose(one, other, rtol=1e-6)
         return [left.pop(0), 10e-6]
@@ -66,8 +66,8 @@ def test_faster_engine_keeps_the_region(
     assert f"byoc: {lines[0]}" in caplog.text
     kept = exe.raw.metadata.get("external", {})
     assert isinstance(kept, dict) and len(kept) == count
-    wanted = ekiden.compile(relay.parse(TEXT))(X).numpy()
-    np.testing.assert_allclose(exe(X).numpy(), wanted, rtol=1e-6)
+    expected = ekiden.compile(relay.parse(TEXT))(X).numpy()
+    np.testing.assert_allclose(exe(X).numpy(), expected, rtol=1e-6)
 
 
 def test_engine_keeps_all_or_no_regions(engine: str) -> None:
@@ -79,7 +79,7 @@ def test_engine_keeps_all_or_no_regions(engine: str) -> None:
 def test_a_region_that_does_not_run_stays_with_ekiden(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*given: object) -> list[float]:
+    def broken(*argument: object) -> list[float]:
         raise RunError("it is broken")
 
     monkeypatch.setattr("ekiden.byoc.backend_selection.min_times_interleaved", broken)
@@ -109,9 +109,9 @@ def test_compile_command_selects_engines(
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ports[:1], ports[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "model.onnx")
-    made, report = tmp_path / "model.eki", tmp_path / "report.json"
-    words = ["compile", str(tmp_path / "model.onnx"), "-o", str(made), "--byoc", "auto"]
+    result, report = tmp_path / "model.eki", tmp_path / "report.json"
+    words = ["compile", str(tmp_path / "model.onnx"), "-o", str(result), "--byoc", "auto"]
     assert main(words) == 0
-    assert main(["profile", str(made), "--json", str(report)]) == 0
+    assert main(["profile", str(result), "--json", str(report)]) == 0
     assert "nn.relu: onnxruntime" in capsys.readouterr().out
     assert len(json.loads(report.read_text())["regions"]) == 1

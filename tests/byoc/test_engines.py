@@ -44,33 +44,35 @@ def whole(*shapes: tuple[int, ...]) -> list[Array]:
 
 
 def regions(module: IRModule) -> list[Function]:
-    found = [f for f in module.functions.values() if isinstance(f, Function) and f.attr("Compiler")]
-    return found
+    result = [
+        f for f in module.functions.values() if isinstance(f, Function) and f.attr("Compiler")
+    ]
+    return result
 
 
 def results(exe: ekiden.Executable, args: Sequence[object]) -> list[Array]:
-    given = exe(*args)
-    return [each.numpy() for each in (given if isinstance(given, tuple) else (given,))]
+    argument = exe(*args)
+    return [item.numpy() for item in (argument if isinstance(argument, tuple) else (argument,))]
 
 
 def check(engine: str, text: str, args: Sequence[Array], count: int = 1) -> IRModule:
     """The module runs alike with as many regions cut out for an engine; the cut one."""
     module = relay.parse(text)
-    made = byoc.partition(module, engine)
-    assert len(regions(made)) == count
+    result = byoc.partition(module, engine)
+    assert len(regions(result)) == count
     pairs = zip(
-        results(ekiden.compile(made), args), results(ekiden.compile(module), args), strict=True
+        results(ekiden.compile(result), args), results(ekiden.compile(module), args), strict=True
     )
-    for got, expected in pairs:
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-    return made
+    for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    return result
 
 
 @share(2)
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_region_of_several_operators_and_results(engine: str, rows: int) -> None:
-    made = check(engine, MLP, whole((rows, 3), (4, 3), (4,)))
-    assert "cumsum" not in str(regions(made)[0])
+    result = check(engine, MLP, whole((rows, 3), (4, 3), (4,)))
+    assert "cumsum" not in str(regions(result)[0])
 
 
 def test_a_region_gives_a_tuple_that_ekiden_takes_and_a_part_of_it(engine: str) -> None:
@@ -113,10 +115,10 @@ UNKNOWN = {
 def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
     module = relay.parse(text)
     count = len(module["main"].params)  # type: ignore[attr-defined]
-    made = byoc.partition(module, engine)
-    if not regions(made):
+    result = byoc.partition(module, engine)
+    if not regions(result):
         pytest.skip(f"'{engine}' takes no such operator")
-    exe = ekiden.compile(made)
+    exe = ekiden.compile(result)
     assert any(engine in name for name in exe.primitive_ops)
     args = whole(*[(rows, 3)] * count)
     np.testing.assert_allclose(
@@ -133,23 +135,23 @@ def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
 def test_a_region_stays_one_at_every_opt_level(
     engine: str, text: str, context: dict[str, Any]
 ) -> None:
-    made = byoc.partition(relay.parse(text), engine)
-    if not regions(made):
+    result = byoc.partition(relay.parse(text), engine)
+    if not regions(result):
         pytest.skip(f"'{engine}' takes no such operator")
     with PassContext(**context):
-        exe = ekiden.compile(made)
+        exe = ekiden.compile(result)
     assert any(engine in name for name in exe.primitive_ops)
     args = whole((2, 3), (4, 3), (4,))[: len(exe.inputs)]
     expected = results(ekiden.compile(relay.parse(text)), args)
-    for got, wanted in zip(results(exe, args), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    for actual, expected_value in zip(results(exe, args), expected, strict=True):
+        np.testing.assert_allclose(actual, expected_value, rtol=1e-5, atol=1e-6)
 
 
 def test_regions_are_not_tuning_tasks(engine: str) -> None:
-    made = byoc.partition(relay.parse(MLP), engine)
-    found = extract_tasks(made, "llvm", {"n": 4})
-    region = str(regions(made)[0].attr("global_symbol"))
-    assert (region, f"it is a region of the engine '{engine}'") in found.skipped
+    output = byoc.partition(relay.parse(MLP), engine)
+    result = extract_tasks(output, "llvm", {"n": 4})
+    region = str(regions(output)[0].attr("global_symbol"))
+    assert (region, f"it is a region of the engine '{engine}'") in result.skipped
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])
@@ -160,11 +162,11 @@ def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> N
     conv = relay.nn.conv2d(x, weight, strides=(2, 1), padding=(1, 0, 2, 1))
     out = relay.nn.max_pool2d(relay.nn.relu(conv), pool_size=(2, 2), strides=(2, 2))
     module = IRModule.from_expr(relay.Function([x], out))
-    made = byoc.partition(module, engine)
-    assert len(regions(made)) == count
+    result = byoc.partition(module, engine)
+    assert len(regions(result)) == count
     args = [whole((1, 3, 8, 8))[0].astype(dtype)]
-    got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
-    np.testing.assert_array_equal(got, expected)
+    actual, expected = (results(ekiden.compile(item), args)[0] for item in (result, module))
+    np.testing.assert_array_equal(actual, expected)
 
 
 @share(2)
@@ -184,15 +186,15 @@ def test_poolings_have_the_windows_of_relay(
 ) -> None:
     """Where sizes are counted upwards, as engines do each in its way; windows that lie in the
     border alone, and sizes counted upwards that nothing says, stay here."""
-    kinds = [SizeVar(each) if isinstance(each, str) else each for each in (1, *sizes)]
+    kinds = [SizeVar(item) if isinstance(item, str) else item for item in (1, *sizes)]
     x = relay.Var("x", relay.TensorType(kinds, "float32"))
     pool = relay.nn.max_pool2d(x, **{"ceil_mode": True, **attrs})
     module = IRModule.from_expr(relay.Function([x], pool))
-    made = byoc.partition(module, engine)
-    assert len(regions(made)) == count
-    args = whole(tuple(6 if isinstance(each, str) else each for each in (1, *sizes)))
-    got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
-    np.testing.assert_array_equal(got, expected)
+    result = byoc.partition(module, engine)
+    assert len(regions(result)) == count
+    args = whole(tuple(6 if isinstance(item, str) else item for item in (1, *sizes)))
+    actual, expected = (results(ekiden.compile(item), args)[0] for item in (result, module))
+    np.testing.assert_array_equal(actual, expected)
 
 
 @share(2)
@@ -234,15 +236,15 @@ def test_control_flow_around_a_region(engine: str) -> None:
     def @main(%i: int32, %x: Tensor[(2, 2), float32]) { @loop(%i, %x) }"""
     module = relay.parse(text)
     exe = ekiden.compile(byoc.partition(module, engine))
-    (got,) = results(exe, [np.int32(5), np.float32([[1, -1], [2, 0]])])
-    assert got.tolist() == [[32, 0], [64, 0]]
+    (result,) = results(exe, [np.int32(5), np.float32([[1, -1], [2, 0]])])
+    assert result.tolist() == [[32, 0], [64, 0]]
 
 
 def test_each_region_is_named_in_the_log(engine: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ekiden"):
         byoc.partition(relay.parse(MLP), engine)
-    wanted = f"byoc: 'tvmgen_default_{engine}_main_0' goes to the engine '{engine}'"
-    assert wanted in caplog.text
+    expected = f"byoc: 'tvmgen_default_{engine}_main_0' goes to the engine '{engine}'"
+    assert expected in caplog.text
 
 
 def test_a_library_of_another_environment_is_found(
@@ -282,17 +284,17 @@ def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path:
     """Without the compiler, which made the region's code."""
     path = tmp_path / "model.eki"
     ekiden.compile(byoc.partition(relay.parse(MLP), engine)).save(path)
-    said = []
+    message = []
     for state in ("present", "absent"):
         words = [sys.executable, "-c", ELSEWHERE, str(path), state, engine]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.stderr == ""
-        said.append(done.stdout)
-    assert said[0] == f"{[[8.0] * 4] * 2}\n"
+        message.append(done.stdout)
+    assert message[0] == f"{[[8.0] * 4] * 2}\n"
     region = f"link executable: 'tvmgen_default_{engine}_main_0_"
-    assert said[1].startswith(region) and said[1].count("\n") == 1
-    assert f"{engine}: its library lib" in said[1]
-    assert f"pip install 'ekiden[{engine}]'" in said[1]
+    assert message[1].startswith(region) and message[1].count("\n") == 1
+    assert f"{engine}: its library lib" in message[1]
+    assert f"pip install 'ekiden[{engine}]'" in message[1]
 
 
 def test_an_engine_that_is_not_here_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,8 +320,8 @@ def test_many_threads_in_one_region(engine: str) -> None:
     exe = ekiden.compile(byoc.partition(module, engine))
     rows = [np.full((at % 7 + 1, 64), at, np.float32) for at in range(64)]
     with ThreadPoolExecutor(4) as pool:
-        for given, found in zip(rows, pool.map(lambda x: results(exe, [x])[0], rows), strict=True):
-            np.testing.assert_array_equal(found, given)
+        for row, result in zip(rows, pool.map(lambda x: results(exe, [x])[0], rows), strict=True):
+            np.testing.assert_array_equal(result, row)
 
 
 def test_sums_of_products_are_those_of_floats(engine: str) -> None:
@@ -330,8 +332,8 @@ def test_sums_of_products_are_those_of_floats(engine: str) -> None:
     )
     exe = ekiden.compile(byoc.partition(module, engine))
     x = np.full((64, 64), 1 + 2**-10, np.float32)
-    (got,) = results(exe, [x, np.eye(64, dtype=np.float32)])
-    np.testing.assert_array_equal(got, x)
+    (result,) = results(exe, [x, np.eye(64, dtype=np.float32)])
+    np.testing.assert_array_equal(result, x)
 
 
 def net(width: int) -> onnx.ModelProto:
@@ -373,19 +375,19 @@ class Broken:
 
 def patterns_of(engine: OnnxEngine, name: str) -> list[PatternEntry]:
     """Its patterns under another name."""
-    return [(each.replace(engine.name, name), *rest) for each, *rest in engine.patterns()]
+    return [(item.replace(engine.name, name), *rest) for item, *rest in engine.patterns()]
 
 
 def test_a_region_that_fails_names_its_nodes(onnx_engine: str) -> None:
     broken = Broken(onnx_engine)
     byoc.register(broken)
-    made = byoc.partition(relay.frontend.from_onnx(net(4))[0], broken.name)
-    exe = ekiden.compile(made)
+    result = byoc.partition(relay.frontend.from_onnx(net(4))[0], broken.name)
+    exe = ekiden.compile(result)
     with pytest.raises(RunError) as caught:
         exe(*whole((2, 4), (2, 4)))
-    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert f"run 'tvmgen_default_{broken.name}_main_0" in said and f"{onnx_engine}: " in said
-    assert "Add 'first', Relu 'second'" in said
+    message = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert f"run 'tvmgen_default_{broken.name}_main_0" in message and f"{onnx_engine}: " in message
+    assert "Add 'first', Relu 'second'" in message
 
 
 class Choosy:
@@ -418,15 +420,15 @@ def test_refused_regions_stay_with_ekiden(
     }"""
     module = relay.parse(text)
     with caplog.at_level(logging.INFO, "ekiden"):
-        made = byoc.partition(module, chosen.name)
-    assert len(regions(made)) == 1
+        result = byoc.partition(module, chosen.name)
+    assert len(regions(result)) == 1
     assert "main_1' stays with Ekiden: no exponentials today" in caplog.text
     args = whole((2, 3))
     pairs = zip(
-        results(ekiden.compile(made), args), results(ekiden.compile(module), args), strict=True
+        results(ekiden.compile(result), args), results(ekiden.compile(module), args), strict=True
     )
-    for got, expected in pairs:
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 class Doubler:
@@ -454,9 +456,9 @@ class Doubler:
 def test_an_engine_of_ones_own_and_its_errors() -> None:
     byoc.register(Doubler())
     module = relay.parse("def @main(%x: Tensor[(2), float32]) { nn.relu(add(%x, %x)) }")
-    made = byoc.partition(module, "doubler")
-    assert [f.attr("Compiler") for f in regions(made)] == ["doubler"]
-    exe = ekiden.compile(made)
+    result = byoc.partition(module, "doubler")
+    assert [f.attr("Compiler") for f in regions(result)] == ["doubler"]
+    exe = ekiden.compile(result)
     assert results(exe, [np.float32([1, -3])])[0].tolist() == [2, 0]
     with pytest.raises(RunError, match="run 'tvmgen_default_doubler_main_0_.*must be finite"):
         exe(np.float32([1, np.inf]))
@@ -477,10 +479,10 @@ def test_an_engine_of_ones_own_and_its_errors() -> None:
     ids=["names", "code", "kernel", "compile", "load"],
 )
 def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], said: str) -> None:
-    made = Doubler()
+    result = Doubler()
     for name, value in changes.items():
-        setattr(made, name, value)
-    byoc.register(made)
+        setattr(result, name, value)
+    byoc.register(result)
     module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
     with pytest.raises(CompileError, match=f"byoc: engine 'doubler': .*{said}"):
         byoc.partition(module, "doubler")
@@ -488,20 +490,20 @@ def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], sa
 
 @pytest.mark.parametrize("name", ["", "../x", 3, None])
 def test_an_engine_of_no_name_is_refused(name: object) -> None:
-    made = Doubler()
-    made.name = name  # type: ignore[assignment]
+    result = Doubler()
+    result.name = name  # type: ignore[assignment]
     with pytest.raises(CompileError, match="byoc: engine: a name .* expected"):
-        byoc.register(made)
+        byoc.register(result)
 
 
 def broken(name: str, **changes: Any) -> str:  # noqa: ANN401
     """An engine with one operator, registered, that does as `changes` say."""
-    made = Doubler()
-    made.name = name
-    made.patterns = lambda: [(f"{name}.twice", is_op("add")(*[wildcard()] * 2))]  # type: ignore[method-assign]
+    result = Doubler()
+    result.name = name
+    result.patterns = lambda: [(f"{name}.twice", is_op("add")(*[wildcard()] * 2))]  # type: ignore[method-assign]
     for method, value in changes.items():
-        setattr(made, method, value)
-    byoc.register(made)
+        setattr(result, method, value)
+    byoc.register(result)
     return name
 
 
@@ -525,8 +527,8 @@ def test_errors_of_an_engine_while_it_runs_are_ours_and_name_region_and_nodes() 
 def test_errors_of_an_engine_while_it_compiles_name_region_and_nodes() -> None:
     engine = broken("refusing", compile=lambda function: 1 // 0)
     module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
-    said = r"region 'tvmgen_default_refusing_main_0' \(text:1:39\): ZeroDivisionError"
-    with pytest.raises(CompileError, match=said):
+    message = r"region 'tvmgen_default_refusing_main_0' \(text:1:39\): ZeroDivisionError"
+    with pytest.raises(CompileError, match=message):
         byoc.partition(module, engine)
 
 

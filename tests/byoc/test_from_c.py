@@ -73,7 +73,7 @@ def test_a_c_program_runs_regions_within_control_flow(
 ) -> None:
     expected = ekiden.compile(looped())(np.ones((2, 3), np.float32)).numpy()
     done = started(program, artifact, EKIDEN_ENGINES=f"/nowhere:{engine_folder(engine)}")
-    numbers = " ".join(f"{each:g}" for each in expected.flat)
+    numbers = " ".join(f"{item:g}" for item in expected.flat)
     assert (done.stdout, done.stderr) == (f"shape 2 3\nfirst {numbers}\n", "")
 
 
@@ -139,8 +139,8 @@ def test_regions_of_other_elements_than_their_model(engine: str) -> None:
     (region,) = [f for f in functions if isinstance(f, relay.Function) and f.attr("Compiler")]
     taker = backend._REGISTERED_BACKENDS[engine]
     run = taker.load("part", taker.compile(region))
-    given = [runtime.from_dlpack(np.zeros(4, np.int8)) for _ in range(2)]
+    inputs = [runtime.from_dlpack(np.zeros(4, np.int8)) for _ in range(2)]
     with pytest.raises(RunError, match="run 'part': "):
-        run(*given)
+        run(*inputs)
     with pytest.raises(RunError, match="tensors expected"):
-        run(given[0])
+        run(inputs[0])

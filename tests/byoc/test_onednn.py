@@ -45,20 +45,20 @@ def network(groups: int, shared: bool) -> IRModule:
 
 
 def outputs(exe: ekiden.Executable, x: Array) -> list[Array]:
-    given = exe(x)
-    return [each.numpy() for each in (given if isinstance(given, tuple) else (given,))]
+    argument = exe(x)
+    return [item.numpy() for item in (argument if isinstance(argument, tuple) else (argument,))]
 
 
 @pytest.mark.parametrize(("groups", "shared"), [(1, False), (2, False), (4, True)])
 def test_network_runs_with_changing_batch(groups: int, shared: bool) -> None:
     module = network(groups, shared)
-    made = byoc.partition(module, "onednn")
-    assert sum(f.attr("Compiler") is not None for f in made.functions.values()) == 1  # type: ignore[attr-defined]  # functions of Relay
-    exes = ekiden.compile(made), ekiden.compile(module)
+    result = byoc.partition(module, "onednn")
+    assert sum(f.attr("Compiler") is not None for f in result.functions.values()) == 1  # type: ignore[attr-defined]  # functions of Relay
+    exes = ekiden.compile(result), ekiden.compile(module)
     for rows in (1, 5, 2, 5):
         x = np.random.default_rng(rows).integers(-4, 5, (rows, 4, 9, 9)).astype(np.float32)
-        for got, wanted in zip(*(outputs(exe, x) for exe in exes), strict=True):
-            np.testing.assert_array_equal(got, wanted)
+        for actual, expected in zip(*(outputs(exe, x) for exe in exes), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_biases_and_relus_are_fused_into_matmuls() -> None:

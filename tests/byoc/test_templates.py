@@ -17,10 +17,10 @@ WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
 
 
 def compiler(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    result = shutil.which(name)
+    if result is None:
         pytest.skip(f"needs the compiler {name}: install gcc or clang")
-    return found
+    return result
 
 
 def includes() -> list[str]:

@@ -185,13 +185,13 @@ def test_a_tvm_ffi_library_loads_in_ours(tvm_ffi: Path, tmp_path: Path, objects:
 
 def test_tvm_ffi_reads_our_maps_and_shapes(tvm_ffi: Path, tmp_path: Path, objects: Objects) -> None:
     library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
-    theirs = tmp_path / "theirs.so"
+    reference = tmp_path / "theirs.so"
     command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-isystem{tvm_ffi / 'include'}"]
     command += [str(HERE / "map_tvm_ffi.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
-    subprocess.run([*command, "-o", str(theirs)], check=True, timeout=TIMEOUT)
+    subprocess.run([*command, "-o", str(reference)], check=True, timeout=TIMEOUT)
     compile_file(HERE / "load_map_tvm_ffi.c", tmp_path / "load.o", ("-O1",))
     link([*objects.runtime("address"), tmp_path / "load.o"], tmp_path / "load", ADDRESS)
-    run(tmp_path / "load", theirs, leaks=False)
+    run(tmp_path / "load", reference, leaks=False)
 
 
 def test_the_stripped_library_is_small(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_compile_prints_phase_times(
     assert [r for r in table if r in inner] == inner
     assert json.loads(chart.read_text())["profiles"][0]["type"] == "evented"
     assert main([*args, str(rows)]) == 0
-    phases = [each["phase"] for each in json.loads(rows.read_text())["phases"]]
+    phases = [item["phase"] for item in json.loads(rows.read_text())["phases"]]
     assert ["import"] in phases and ["vm", "FuseOps"] in phases
 
 
@@ -88,8 +88,8 @@ def test_run_writes_its_outputs(
     out = tmp_path / "results"
     assert main(["run", str(artifact), *arrays(tmp_path), "--output-dir", str(out)]) == 0
     assert capsys.readouterr().out == "y: float32 (2, 4)\n"
-    got = np.load(out / "output0.npy")
-    np.testing.assert_allclose(got, expected(**arguments(2)), rtol=1e-5, atol=1e-6)
+    actual = np.load(out / "output0.npy")
+    np.testing.assert_allclose(actual, expected(**arguments(2)), rtol=1e-5, atol=1e-6)
 
 
 def test_run_prints_its_outputs(
@@ -141,7 +141,7 @@ def test_bench_adds_a_line_of_tvms_log(
     assert first["timestamp"] <= second["timestamp"] and first["schema_version"] == "0.1"
     assert (first["workload"], first["engine"]) == (artifact.name, "ekiden") and first["hardware"]
     assert first["workload_args"]["inputs"]["x"] == "float32[4, 3]"
-    raw = [each["runtime_ms"] for each in first["runtime_raw"]]
+    raw = [item["runtime_ms"] for item in first["runtime_raw"]]
     assert len(raw) == first["execution_config"]["repeat"] >= 5
     assert first["runtime_ms_mean"] == pytest.approx(np.mean(raw))
     assert first["runtime_ms_std"] == pytest.approx(np.std(raw), abs=1e-9)
@@ -158,10 +158,10 @@ def test_bench_gives_an_object_of_json(artifact: Path, capsys: pytest.CaptureFix
         assert main(["bench", str(artifact), *options]) == 0
     finally:
         runtime.num_threads(before)
-    found = json.loads(capsys.readouterr().out)
-    assert found["threads"] == 1 and found["inputs"]["x"] == "float32[4, 3]"
-    assert found["runs"] >= 5 and found["file"] == str(artifact)
-    assert 0 < found["min_ms"] <= found["median_ms"] <= found["p90_ms"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["threads"] == 1 and result["inputs"]["x"] == "float32[4, 3]"
+    assert result["runs"] >= 5 and result["file"] == str(artifact)
+    assert 0 < result["min_ms"] <= result["median_ms"] <= result["p90_ms"]
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,14 @@ def test_invalid_inputs_are_refused(
     assert refused(*options[:2]) == "input 'b' is missing; there are 'x', 'b'"
     assert refused("--input", "x") == "read an argument: expected NAME=array.npy, got 'x'"
     assert refused(*options, *options) == "read an argument: 'x' is given twice"
-    for name, (data, got) in NO_ARRAYS.items():
+    for name, (data, result) in NO_ARRAYS.items():
         path = tmp_path / name
         path.write_bytes(data)
-        wanted = "expected a file of numpy.save, of numbers or text"
-        assert refused("--input", f"x={path}") == f"input 'x': read '{path}': {wanted}, got {got}"
+        expected_value = "expected a file of numpy.save, of numbers or text"
+        assert (
+            refused("--input", f"x={path}")
+            == f"input 'x': read '{path}': {expected_value}, got {result}"
+        )
     np.savez(packed := tmp_path / "packed.npz", x=np.ones(1))
     assert refused("--input", f"x={packed}") == (
         f"input 'x': expected one array in '{packed}', got an archive"

@@ -24,18 +24,18 @@ def onnx_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def strange_file(tmp_path: Path) -> Path:
-    made = model()
-    made.graph.node.append(helper.make_node("Sigmoidd", ["y"], ["z"], name="last"))
-    made.graph.output[0].name = "z"
+    graph_model = model()
+    graph_model.graph.node.append(helper.make_node("Sigmoidd", ["y"], ["z"], name="last"))
+    graph_model.graph.output[0].name = "z"
     path = tmp_path / "strange.onnx"
-    onnx.save(made, path)
+    onnx.save(graph_model, path)
     return path
 
 
 def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    found = json.loads(capsys.readouterr().out)
-    assert isinstance(found, dict)
-    return found
+    result = json.loads(capsys.readouterr().out)
+    assert isinstance(result, dict)
+    return result
 
 
 def test_check_lists_operators_and_inputs(
@@ -49,10 +49,10 @@ def test_check_lists_operators_and_inputs(
 
 def test_check_json_reports_costs(onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(onnx_file), "--json", "--dim", "n=4"]) == 0
-    found = as_json(capsys)
-    assert found["supported"] is True and found["dimensions"] == {"n": 4}
-    assert found["host_functions"] == [] and found["unsupported"] == []
-    assert isinstance(found["activation_bytes"], int) and found["activation_bytes"] >= 4 * 4 * 4
+    result = as_json(capsys)
+    assert result["supported"] is True and result["dimensions"] == {"n": 4}
+    assert result["host_functions"] == [] and result["unsupported"] == []
+    assert isinstance(result["activation_bytes"], int) and result["activation_bytes"] >= 4 * 4 * 4
 
 
 def test_check_finds_a_valid_size_above_one(
@@ -64,8 +64,8 @@ def test_check_finds_a_valid_size_above_one(
     graph = helper.make_graph(nodes, "test", [x], [y], [weight])
     onnx.save(helper.make_model(graph, ir_version=8), tmp_path / "wide.onnx")
     assert main(["check", str(tmp_path / "wide.onnx")]) == 0
-    found = capsys.readouterr().out
-    assert "b = 1, xs = 64" in found and "MFLOP" in found
+    result = capsys.readouterr().out
+    assert "b = 1, xs = 64" in result and "MFLOP" in result
     assert main(["check", str(tmp_path / "wide.onnx"), "--dim", "xs=8"]) == 0
     assert "figures are left out" in capsys.readouterr().out
     assert main(["verify", str(tmp_path / "wide.onnx"), "--against", "onnx"]) == 0
@@ -97,9 +97,9 @@ def test_check_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFi
 def test_verify_agrees(engine: str, onnx_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["verify", str(onnx_file), "--against", engine, "--dim", "n=2", "--layers", "--json"]
     assert main(args) == 0
-    found = as_json(capsys)
-    assert found["agrees"] is True and found["first_difference"] is None
-    assert isinstance(found["tensors"], list) and len(found["tensors"]) > 1
+    result = as_json(capsys)
+    assert result["agrees"] is True and result["first_difference"] is None
+    assert isinstance(result["tensors"], list) and len(result["tensors"]) > 1
 
 
 def test_verify_refuses_the_tolerance_of_another_comparison(
@@ -118,8 +118,10 @@ def test_verify_asks_for_exact_products_of_bytes(tmp_path: Path) -> None:
     y = helper.make_tensor_value_info("y", TensorProto.INT32, [2, 16])
     weight = onnx.numpy_helper.from_array(np.full((64, 16), -128, np.int8), "w")
     graph = helper.make_graph([node], "bytes", [x], [y], [weight])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(made, tmp_path / "bytes.onnx")
+    graph_model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(graph_model, tmp_path / "bytes.onnx")
     np.save(tmp_path / "x.npy", np.full((2, 64), 255, np.uint8))
     args = ["verify", str(tmp_path / "bytes.onnx"), "--input", f"x={tmp_path / 'x.npy'}"]
     assert main(args) == 0
@@ -144,19 +146,19 @@ def test_verify_comparison_modes() -> None:
     one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
     far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
     whole, inf = np.array([1, 2]), np.array([np.inf, 1], np.float32)
-    for found, wanted, agrees in [
+    for actual, expected, agrees in [
         (one, one, True), (one, far, False), (nan, nan, True), (nan, one, False),
         (nan, inf, False), (inf, nan, False), (inf, inf, True), (inf, -inf, False),
         (one, long, False), (whole, whole, True), (whole, whole + 1, False), (one, whole, False),
     ]:  # fmt: skip
-        assert verify.compare("node", "t", found, wanted, tolerance).agrees is agrees
+        assert verify.compare("node", "t", actual, expected, tolerance).agrees is agrees
 
 
 def test_doctor_passes_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
-    found = as_json(capsys)
-    assert found["works"] is True and isinstance(found["findings"], list)
-    names = [f["name"] for f in found["findings"]]
+    result = as_json(capsys)
+    assert result["works"] is True and isinstance(result["findings"], list)
+    names = [f["name"] for f in result["findings"]]
     assert names[:4] == ["system", "processor", "runtime", "compiler"]
 
 
@@ -204,9 +206,11 @@ def test_commands_on_texts_and_sequences(
         onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), f"{name}.onnx")
         assert main(["bench", f"{name}.onnx", "--seconds", "0.01"]) == 0
         assert main(["verify", f"{name}.onnx"]) == 0
-    told = capsys.readouterr().out
-    assert "a string[1], b string[1]" in told and "rows [float32[1, 2], float32[1, 2]]" in told
+    printed = capsys.readouterr().out
+    assert (
+        "a string[1], b string[1]" in printed and "rows [float32[1, 2], float32[1, 2]]" in printed
+    )
     np.save("a.npy", np.array(["one", "two"]))
-    given = ["--input", "a=a.npy", "--input", "b=a.npy", "--output-dir", "."]
-    assert main(["run", "texts.onnx", *given]) == 0
+    arguments = ["--input", "a=a.npy", "--input", "b=a.npy", "--output-dir", "."]
+    assert main(["run", "texts.onnx", *arguments]) == 0
     assert np.load("output0.npy").tolist() == ["oneone", "twotwo"]

@@ -88,7 +88,7 @@ def test_random_inputs_beyond_free_memory_are_refused(
 
 def test_run_is_limited_to_free_memory(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its inputs, which were made: the system would end the process."""
-    given = arguments(200_000)
+    argument = arguments(200_000)
     exe = ekiden.load(artifact)
     exe(**arguments(2))
     free = free_memory()
@@ -96,24 +96,24 @@ def test_run_is_limited_to_free_memory(artifact: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("ekiden.runtime.devices.memory.free_memory", lambda: 1 << 20)
     runtime.trim_pools()
     with within_free_memory(), pytest.raises(MemoryError, match="3200000 bytes"):
-        exe(**given)
+        exe(**argument)
     assert runtime.memory_limit() == 0
-    assert exe(**given).shape == (200_000, 4)
+    assert exe(**argument).shape == (200_000, 4)
 
 
 def test_missing_files_are_refused(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
-    said = "no such file or directory"
+    message = "no such file or directory"
     assert fails(capsys, "run", str(artifact), "--input", f"x={gone}") == (
-        f"input 'x': read '{gone}': {said}"
+        f"input 'x': read '{gone}': {message}"
     )
-    assert fails(capsys, "inspect", str(gone)) == f"read '{gone}': {said}"
-    assert fails(capsys, "debug", str(gone)) == f"load '{gone}': {said}"
-    assert fails(capsys, "demo", str(gone)) == f"read '{gone}': {said}"
+    assert fails(capsys, "inspect", str(gone)) == f"read '{gone}': {message}"
+    assert fails(capsys, "debug", str(gone)) == f"load '{gone}': {message}"
+    assert fails(capsys, "demo", str(gone)) == f"read '{gone}': {message}"
     state = fails(capsys, "debug", str(artifact), "--state", str(gone))
-    assert state == f"load state '{gone}': {said}"
+    assert state == f"load state '{gone}': {message}"
     state = fails(capsys, "debug", str(artifact), "--state", str(artifact))
     assert state.startswith(f"load state '{artifact}': resume state: ")
     trace = fails(capsys, "profile", str(artifact), "--trace", str(gone / "trace"))
@@ -128,7 +128,7 @@ def test_unmatched_names_are_refused(
     np.save(one, np.ones(1))
     small = str(onnx_file)
     stage = ["--stage", "tir"]
-    for given, message in (
+    for argument, message in (
         (["inspect", small, *stage, "--kernel", "nokernel"],
          "no kernel is of a node 'nokernel'; there are "),
         (["inspect", small, "--kernel", "last"], "--kernel: expected --stage decisions, schedule,"),
@@ -137,7 +137,7 @@ def test_unmatched_names_are_refused(
         (["profile", str(artifact), "--input", f"z={one}"],
          "no input is named 'z'; there are 'x', 'b'"),
     ):  # fmt: skip
-        assert fails(capsys, *given).startswith(message)
+        assert fails(capsys, *argument).startswith(message)
     assert main(["inspect", small, *stage, "--kernel", "last"]) == 0
 
 
@@ -146,11 +146,11 @@ BY_NAME = "dict; inputs by name are keywords: executable(**inputs)"
 GOT = ["str", "NoneType", "object", BY_NAME, "one of <U1", "one of datetime64[s]"]
 
 
-@pytest.mark.parametrize(("given", "got"), list(zip(WRONG, GOT, strict=True)))
-def test_non_array_arguments_are_refused(given: object, got: str, artifact: Path) -> None:
+@pytest.mark.parametrize(("argument", "result"), list(zip(WRONG, GOT, strict=True)))
+def test_non_array_arguments_are_refused(argument: object, result: str, artifact: Path) -> None:
     with pytest.raises(InputError) as caught:
-        ekiden.load(artifact)(given, given)
-    assert str(caught.value) == f"input 'x': expected an array of float32, got {got}"
+        ekiden.load(artifact)(argument, argument)
+    assert str(caught.value) == f"input 'x': expected an array of float32, got {result}"
 
 
 def test_dtypes_that_are_not_there_are_answered_with_near_ones() -> None:
@@ -164,17 +164,17 @@ def test_dtypes_that_are_not_there_are_answered_with_near_ones() -> None:
 
 
 def test_negative_model_dimensions_are_refused() -> None:
-    made = model()
-    dim = made.graph.input[0].type.tensor_type.shape.dim[0]
+    graph_model = model()
+    dim = graph_model.graph.input[0].type.tensor_type.shape.dim[0]
     dim.dim_value = -7
     with pytest.raises(ImportModelError) as caught:
-        ekiden.compile(made)
+        ekiden.compile(graph_model)
     assert str(caught.value).endswith(
         "input 'x': dimension 0 is -7; 0 or more, a name, or -1 for any expected"
     )
     dim.dim_value = -1
-    assert ekiden.compile(made).inputs[0].shape == ("x_dim0", 3)
-    assert survey(made).inputs[0].shape == ("x_dim0", 3)
+    assert ekiden.compile(graph_model).inputs[0].shape == ("x_dim0", 3)
+    assert survey(graph_model).inputs[0].shape == ("x_dim0", 3)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ def test_all_options_are_known_whatever_was_imported() -> None:
     code = "import json; from ekiden.ir.pass_context import PassContext\n"
     show = "print(json.dumps(PassContext.list_configs()))"
     whole = "import ekiden.compiler.build, ekiden.contrib, ekiden.tir.transform\n"
-    found = [
+    result = [
         json.loads(subprocess.check_output([sys.executable, "-c", text + show]))
         for text in (code, code + whole)
     ]
-    assert found[0] == found[1] and "relay.FuseOps.max_depth" in found[0]
+    assert result[0] == result[1] and "relay.FuseOps.max_depth" in result[0]
     with pytest.raises(PassError) as caught:
         PassContext(config={"relay.FuseOp.depth": 3})
     assert str(caught.value).endswith(

@@ -22,31 +22,31 @@ pytestmark = pytest.mark.quick
 @pytest.fixture
 def wrong(tmp_path: Path) -> Path:
     """The small model with other weights."""
-    made = model()
-    made.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(WEIGHT + 1, "w"))
+    graph_model = model()
+    graph_model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(WEIGHT + 1, "w"))
     path = tmp_path / "wrong.onnx"
-    onnx.save(made, path)
+    onnx.save(graph_model, path)
     return path
 
 
 @pytest.mark.slow
 def test_a_model_is_verified() -> None:
-    found = ekiden.verify(model(), dims={"n": 3}, inputs=arguments(3))
-    assert found and found.first_difference is None and found.against == "onnxruntime"
-    assert str(found).splitlines()[-1].endswith(" agrees with onnxruntime in 1 tensors")
+    result = ekiden.verify(model(), dims={"n": 3}, inputs=arguments(3))
+    assert result and result.first_difference is None and result.against == "onnxruntime"
+    assert str(result).splitlines()[-1].endswith(" agrees with onnxruntime in 1 tensors")
     assert [t.tensor for t in ekiden.verify(model(), layers=True, against="onnx").tensors] == [
         "product", "sum", "y"
     ]  # fmt: skip
 
 
 def test_an_artifact_is_verified(artifact: Path, wrong: Path) -> None:
-    for given in (artifact, artifact.read_bytes(), ekiden.load(artifact)):
-        assert ekiden.verify(model(), given)
-    found = ekiden.verify(wrong, artifact)
-    assert not found and found.first_difference is found.tensors[0]
-    assert json.loads(found.json())["first_difference"]["tensor"] == "y"
+    for argument in (artifact, artifact.read_bytes(), ekiden.load(artifact)):
+        assert ekiden.verify(model(), argument)
+    result = ekiden.verify(wrong, artifact)
+    assert not result and result.first_difference is result.tensors[0]
+    assert json.loads(result.json())["first_difference"]["tensor"] == "y"
     assert ekiden.verify(wrong, artifact, tolerance=ComparisonTolerance(atol=1e3))
-    html = found._repr_html_()
+    html = result._repr_html_()
     assert "<td" in html and "Relu &#x27;last&#x27;" in html and "differs from onnxruntime" in html
 
 

@@ -94,8 +94,8 @@ def test_completion_names_commands_and_options(
     assert all(name in text for name in COMMANDS) and "of-range" in text
     if shutil.which(shell) is None:
         return
-    given = ["-n"] if shell != "fish" else ["--no-execute"]
-    assert subprocess.run([shell, *given], input=text, text=True).returncode == 0
+    argument = ["-n"] if shell != "fish" else ["--no-execute"]
+    assert subprocess.run([shell, *argument], input=text, text=True).returncode == 0
 
 
 def test_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,8 +57,10 @@ def test_binary_operators_match_numpy(kind: type[BinaryExpr], dtype: str) -> Non
         want = NUMPY[kind](x, y)
     for lanes in (1, 16):
         result = dt.with_lanes(output, lanes)
-        got = run_map(lambda a, b, r=result: kind(a, b, r), [x, y], [dtype, dtype], output, lanes)
-        np.testing.assert_array_equal(got, want)
+        actual = run_map(
+            lambda a, b, r=result: kind(a, b, r), [x, y], [dtype, dtype], output, lanes
+        )
+        np.testing.assert_array_equal(actual, want)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "float32"])
@@ -66,7 +68,7 @@ def test_truncating_division_matches_c(dtype: str, lanes: int) -> None:
     x, y = operands(dtype)
     x, y = x[y != 0], y[y != 0]
     result = dt.with_lanes(dtype, lanes)
-    got = run_map(lambda a, b: prim.Div(a, b, result), [x, y], [dtype, dtype], dtype, lanes)
+    actual = run_map(lambda a, b: prim.Div(a, b, result), [x, y], [dtype, dtype], dtype, lanes)
     if dtype == "float32":
         want = x / y
     else:
@@ -74,7 +76,7 @@ def test_truncating_division_matches_c(dtype: str, lanes: int) -> None:
             want = np.array([_c_div(int(a), int(b)) for a, b in zip(x, y, strict=True)]).astype(
                 dtype
             )
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(actual, want)
 
 
 def _c_div(a: int, b: int) -> int:
@@ -87,12 +89,12 @@ def _c_div(a: int, b: int) -> int:
 def test_nan_propagates_in_min_and_max(kind: type[BinaryExpr], lanes: int) -> None:
     x = np.array([np.nan, 1.0, np.nan, 0.0], "float32")
     y = np.array([1.0, np.nan, np.nan, 2.0], "float32")
-    got = run_map(lambda a, b: kind(a, b, a.dtype), [x, y], ["float32"] * 2, "float32", lanes)
-    np.testing.assert_array_equal(got, NUMPY[kind](x, y))
+    result = run_map(lambda a, b: kind(a, b, a.dtype), [x, y], ["float32"] * 2, "float32", lanes)
+    np.testing.assert_array_equal(result, NUMPY[kind](x, y))
     constant = dt.with_lanes("float32", lanes)
     zero = prim.FloatImm(0.0, constant)
-    got = run_map(lambda a: kind(zero, a, constant), [x], ["float32"], "float32", lanes)
-    np.testing.assert_array_equal(got, NUMPY[kind](np.float32(0), x))
+    result = run_map(lambda a: kind(zero, a, constant), [x], ["float32"], "float32", lanes)
+    np.testing.assert_array_equal(result, NUMPY[kind](np.float32(0), x))
 
 
 @pytest.mark.parametrize("dtype", ["bool"])
@@ -105,10 +107,10 @@ def test_bool_operators_match_numpy(dtype: str, lanes: int) -> None:
         (prim.NE, x != y),
         (prim.LT, x < y),
     ):
-        got = run_map(lambda a, b, k=kind: k(a, b, a.dtype), [x, y], [dtype] * 2, dtype, lanes)
-        np.testing.assert_array_equal(got, want)
-    got = run_map(lambda a: prim.Not(a, a.dtype), [x], [dtype], dtype, lanes)
-    np.testing.assert_array_equal(got, ~x)
+        result = run_map(lambda a, b, k=kind: k(a, b, a.dtype), [x, y], [dtype] * 2, dtype, lanes)
+        np.testing.assert_array_equal(result, want)
+    result = run_map(lambda a: prim.Not(a, a.dtype), [x], [dtype], dtype, lanes)
+    np.testing.assert_array_equal(result, ~x)
 
 
 @share(3)
@@ -122,6 +124,6 @@ def test_lane_reductions_match_numpy(kind: str, dtype: str) -> None:
         def body(v: PrimExpr, n: int = lanes) -> PrimExpr:
             return broadcast(VectorReduce(v, kind, dtype), n)
 
-        got = run_map(body, [x], [dtype], dtype, lanes)
+        result = run_map(body, [x], [dtype], dtype, lanes)
         want = getattr(np, kind)(x.astype("float64"))
-        assert float(got[0]) == want, lanes
+        assert float(result[0]) == want, lanes

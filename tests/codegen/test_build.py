@@ -60,12 +60,12 @@ def test_an_assertion_shows_values(target: str) -> None:
     check = AssertStmt(n.equal(m), message, "ValueError", values)
     body = seq(check, BufferStore(out, const(1.0), (const(0),)))
     module = build(PrimFunc((x, y, out), body, {"global_symbol": "f"}), target, cache=NO_CACHE)
-    a, b, got = (np.zeros(size, "float32") for size in (3, 4, 1))
+    a, b, result = (np.zeros(size, "float32") for size in (3, 4, 1))
     with pytest.raises(ValueError, match=r"^100% must {fit}; n is 3, 100% of m is 4$"):
-        module["f"](a, b, got)
-    assert got.tolist() == [0.0]
-    module["f"](a, a, got)
-    assert got.tolist() == [1.0]
+        module["f"](a, b, result)
+    assert result.tolist() == [0.0]
+    module["f"](a, a, result)
+    assert result.tolist() == [1.0]
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def test_names_of_c_are_free_for_buffers(name: str) -> None:
     x = te.placeholder((20,), "float64", name="x")
     y = te.compute((20,), lambda i: te.floor(te.sqrt(x[i])), name=name)
     module = ekiden.build(te.create_prim_func([x, y]), "c")
-    given, out = np.linspace(0, 9, 20), np.zeros(20)
-    module["main"](given, out)
-    np.testing.assert_array_equal(out, np.floor(np.sqrt(given)))
+    data, out = np.linspace(0, 9, 20), np.zeros(20)
+    module["main"](data, out)
+    np.testing.assert_array_equal(out, np.floor(np.sqrt(data)))
 
 
 @pytest.mark.slow

@@ -41,10 +41,10 @@ SIXTEEN = tir.const(16, "int64")
 def micro_object(folder: Path, name: str) -> Path:
     """An object with the C functions of a vendor."""
     (folder / f"{name}.c").write_text(MICRO % {"name": name})
-    made = folder / f"{name}.o"
-    command = ["cc", "-O1", "-fPIC", "-c", str(folder / f"{name}.c"), "-o", str(made)]
+    result = folder / f"{name}.o"
+    command = ["cc", "-O1", "-fPIC", "-c", str(folder / f"{name}.c"), "-o", str(result)]
     subprocess.run(command, check=True, timeout=60)
-    return made
+    return result
 
 
 def loaded(folder: Path, name: str) -> None:
@@ -78,11 +78,11 @@ def test_functions_of_the_process_are_called(target: str, op: Callable[..., Any]
 def test_arguments_have_the_types_of_c(target: str, tmp_path: Path) -> None:
     name = f"ek_test_types_{target}"
     loaded(tmp_path, name)
-    given = [tir.const(1, "bool"), tir.const(-3, "int8"), tir.const(200, "uint8"),
+    inputs = [tir.const(1, "bool"), tir.const(-3, "int8"), tir.const(200, "uint8"),
              tir.const(-300, "int16"), tir.const(1 << 20, "int64"), tir.const(0.5, "float64"),
              "hi"]  # fmt: skip
     x = te.placeholder((4,), name="x")
-    y = te.compute((4,), lambda i: tir.call_extern("float32", f"{name}_types", *given) + x[i])
+    y = te.compute((4,), lambda i: tir.call_extern("float32", f"{name}_types", *inputs) + x[i])
     module = ekiden.build(te.create_prim_func([x, y]), target)
     expected = np.float32(-3 + 200 - 300 + (1 << 20) + 0.5 + ord("i"))
     np.testing.assert_array_equal(called(module, X, shape=(4,)), expected + X)
@@ -94,8 +94,8 @@ def test_a_loop_of_vectors_calls_for_one_element_after_the_other(target: str) ->
     y = te.compute((30,), lambda i: tir.call_pure_extern("float32", "cosf", x[i % 4]) + 1.0)
     schedule = te.create_schedule(y.op)
     schedule[y].vectorize(schedule[y].split(y.op.axis[0], 8)[1])
-    got = called(ekiden.build(ekiden.lower(schedule, [x, y]), target), X, shape=(30,))
-    np.testing.assert_allclose(got, np.cos(X[np.arange(30) % 4]) + 1, rtol=1e-6)
+    result = called(ekiden.build(ekiden.lower(schedule, [x, y]), target), X, shape=(30,))
+    np.testing.assert_allclose(result, np.cos(X[np.arange(30) % 4]) + 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
@@ -174,8 +174,8 @@ def axpy_program(name: str) -> IRModule:
 
     def body(ins: Any, outs: Any) -> Any:  # noqa: ANN401
         zero = tir.call_extern("handle", "memset", outs[0].access_ptr("w"), 0, SIXTEEN)
-        given = outs[0].access_ptr("rw"), ins[0].access_ptr("r"), tir.const(2, "float32"), 4
-        axpy = tir.call_extern("int32", name, *given)
+        inputs = outs[0].access_ptr("rw"), ins[0].access_ptr("r"), tir.const(2, "float32"), 4
+        axpy = tir.call_extern("int32", name, *inputs)
         return tir.SeqStmt((tir.Evaluate(zero), tir.Evaluate(axpy)))
 
     return of_relay(te.create_prim_func([x, te.extern((4,), [x], body, dtype="float32")]))

@@ -23,10 +23,10 @@ def test_cast_agrees_with_numpy(source: str, target: str) -> None:
         values = [v for v in values if v >= 0 or not dt.is_unsigned(target)] + [0.5, 1.5, 99.75]  # type: ignore[list-item]
     x = to_array(values, source)
     for lanes in (1, 16):
-        got = run_map(
+        result = run_map(
             lambda v, n=lanes: cast(v, dt.with_lanes(target, n)), [x], [source], target, lanes
         )
-        assert np.array_equal(got, x.astype(got.dtype)), lanes
+        assert np.array_equal(result, x.astype(result.dtype)), lanes
 
 
 @share(4)
@@ -47,11 +47,13 @@ def test_narrow_floats_round_once(source: str, target: str, lanes: int) -> None:
         want = x.astype("float16") if target == "float16" else to_array(x.astype("float32"), target)
     if target == "bfloat16" and source == "float64":
         x, want = x[:3000].astype("float32").astype("float64"), want[:3000]
-    got = run_map(lambda v: cast(v, v.dtype.replace(source, target)), [x], [source], target, lanes)
-    np.testing.assert_array_equal(
-        got.view("uint16")[~np.isnan(want)], want.view("uint16")[~np.isnan(want)]
+    result = run_map(
+        lambda v: cast(v, v.dtype.replace(source, target)), [x], [source], target, lanes
     )
-    assert np.isnan(got[np.isnan(want)].astype("float32")).all()
+    np.testing.assert_array_equal(
+        result.view("uint16")[~np.isnan(want)], want.view("uint16")[~np.isnan(want)]
+    )
+    assert np.isnan(result[np.isnan(want)].astype("float32")).all()
 
 
 def test_large_unsigned_casts_match_numpy() -> None:

@@ -91,9 +91,18 @@ def test_gdb_stops_on_a_line_of_the_program(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(program_text(times=1, size=64))
     commands = ["set breakpoint pending on", "set debuginfod enabled off", "break add_one", "run"]
-    given = [word for each in [*commands, "bt 1", "list"] for word in ("-ex", each)]
+    inputs = [word for item in [*commands, "bt 1", "list"] for word in ("-ex", item)]
     shown = subprocess.run(
-        ["gdb", "-q", "-nx", "-batch", *given, "--args", os.path.realpath(sys.executable), program],
+        [
+            "gdb",
+            "-q",
+            "-nx",
+            "-batch",
+            *inputs,
+            "--args",
+            os.path.realpath(sys.executable),
+            program,
+        ],
         capture_output=True,
         text=True,
         env=environment(tmp_path),

@@ -22,5 +22,5 @@ def test_erf_saturates_at_one(dtype: str, target: str) -> None:
     ends = [6.5, 10, 6e4, np.inf]
     x = np.array([*ends, *(-e for e in ends), np.nan, 0.0, -0.0], dtype)
     module = relay.parse(f"def @main(%x: Tensor[({x.size},), {dtype}]) {{ erf(%x) }}")
-    found = np.asarray(ekiden.compile(module, target=target)(x))
-    np.testing.assert_array_equal(found, np.array([1] * 4 + [-1] * 4 + [np.nan, 0, 0], dtype))
+    result = np.asarray(ekiden.compile(module, target=target)(x))
+    np.testing.assert_array_equal(result, np.array([1] * 4 + [-1] * 4 + [np.nan, 0, 0], dtype))

@@ -50,16 +50,16 @@ BODIES: dict[str, Body] = {
 def test_int64_half_products_match_numpy(name: str) -> None:
     ends = [-(2**31), 1 - 2**31, -3, -1, 0, 1, 2, 2**31 - 1]
     x, y = (a.ravel().astype(np.int32) for a in np.meshgrid(ends, ends))
-    found = run_map(BODIES[name], [x, y], ["int32", "int32"], "int32", LANES)
+    actual = run_map(BODIES[name], [x, y], ["int32", "int32"], "int32", LANES)
     a, b = x.astype(np.int64), y.astype(np.int64)
-    wanted = {
+    expected = {
         "rounded": a * b + (1 << 30) >> 31,
         "upper": a * b >> 32,
         "whole": a * b - b,
         "by a constant": a * (2**31 - 7) + b >> 31,
         "far": a * b >> 40,
     }
-    np.testing.assert_array_equal(found, wanted[name].astype(np.int32))
+    np.testing.assert_array_equal(actual, expected[name].astype(np.int32))
 
 
 @pytest.mark.parametrize("name", ["rounded", "by a constant"])
@@ -74,6 +74,6 @@ def test_half_vector_product_is_one_instruction(name: str) -> None:
 def test_other_int64_arithmetic_is_unchanged() -> None:
     x = Var("x", f"int32x{LANES}")
     long = Var("y", f"int64x{LANES}")
-    for made in (wide(x) + number(1), wide(x) * long, wide(x) // number(3) * wide(x)):
-        found = cast(made, f"int32x{LANES}")
-        assert isinstance(found, Cast) and split_even_odd(found) is None
+    for value in (wide(x) + number(1), wide(x) * long, wide(x) // number(3) * wide(x)):
+        result = cast(value, f"int32x{LANES}")
+        assert isinstance(result, Cast) and split_even_odd(result) is None

@@ -22,8 +22,8 @@ def assembly(name: str, cpu: str) -> str:
     target = Target(f"llvm -mcpu={cpu} -mtriple=x86_64-unknown-linux-gnu")
     x = te.placeholder((64, 64), "float32", "x")
     y = te.compute((64, 64), lambda i, j: call_intrin(name, x[i, j]), "y")
-    made = schedule_default([x], [y], target, "kernel")
-    return llvm.assembly([lower(made)], target)
+    result = schedule_default([x], [y], target, "kernel")
+    return llvm.assembly([lower(result)], target)
 
 
 @pytest.mark.parametrize("name", ["erf", "tanh"])
@@ -53,8 +53,8 @@ def test_vectors_need_not_have_a_power_of_two_of_lanes(name: str, count: int) ->
     def body(value: PrimExpr) -> PrimExpr:
         return call_intrin(name, value, dtype=value.dtype)
 
-    found = run_map(body, [x], ["float32"], "float32", count)
-    np.testing.assert_allclose(found, getattr(np, name)(x), rtol=1e-6)
+    result = run_map(body, [x], ["float32"], "float32", count)
+    np.testing.assert_allclose(result, getattr(np, name)(x), rtol=1e-6)
     kernel = lower(map_kernel(body, ["float32"], "float32", count, count))
     for cpu in ("haswell", "skylake-avx512"):
         target = Target(f"llvm -mcpu={cpu} -mtriple=x86_64-unknown-linux-gnu")

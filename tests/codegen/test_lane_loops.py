@@ -55,8 +55,8 @@ def test_elements_of_any_type_in_place_and_apart(dtype: str) -> None:
     model = compile_model(relay.parse(text), target="c")
     for size in (0, 1, 7, 64, 1001):
         x, y = (np.arange(size) % n - 3.0 for n in (7, 5))
-        found = model(x.astype("f"), y.astype("f"))
-        np.testing.assert_array_equal(np.asarray(found), (x * y + x).astype(dtype))
+        result = model(x.astype("f"), y.astype("f"))
+        np.testing.assert_array_equal(np.asarray(result), (x * y + x).astype(dtype))
 
 
 def test_conditional_loads_are_speculated() -> None:
@@ -74,7 +74,7 @@ def test_conditional_loads_are_speculated() -> None:
     text = c.emit(func, TARGET)
     assert text.count("lane < 8") == 2 and "} else {" in text
     kernel = load_image(link_image([c.compile_c(text, TARGET)], ["f"]))["f"]
-    data, got = np.arange(1, 33, dtype="f"), np.zeros(32, "f")
-    kernel(data, got)
+    data, result = np.arange(1, 33, dtype="f"), np.zeros(32, "f")
+    kernel(data, result)
     padded = np.pad(data, 3)
-    np.testing.assert_array_equal(got, (padded[:32] - 1) * padded[6:38])
+    np.testing.assert_array_equal(result, (padded[:32] - 1) * padded[6:38])

@@ -49,10 +49,10 @@ def expected(name: str, x: np.ndarray) -> np.ndarray:
     return result
 
 
-def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+def ulps(result: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Distance in units of the last place of the result's type."""
-    spacing = np.spacing(np.abs(want).astype(got.dtype)).astype(np.longdouble)
-    return np.abs(got.astype(np.longdouble) - want) / spacing
+    spacing = np.spacing(np.abs(want).astype(result.dtype)).astype(np.longdouble)
+    return np.abs(result.astype(np.longdouble) - want) / spacing
 
 
 def call(name: str, dtype: str) -> object:
@@ -72,10 +72,10 @@ def test_math_functions_are_accurate_in_ulp(name: str, dtype: str, lanes: int) -
         x = random.uniform(low, high, 20000)
         x[:5000] = random.uniform(max(low, -2.0), 2.0, 5000)
     x = x.astype(dtype)
-    got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
-    error = ulps(got, expected(name, x))
+    actual = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+    error = ulps(actual, expected(name, x))
     worst = int(error.argmax())
-    assert error[worst] <= (single if dtype == "float32" else double), (x[worst], got[worst])
+    assert error[worst] <= (single if dtype == "float32" else double), (x[worst], actual[worst])
 
 
 @share(4)
@@ -86,7 +86,7 @@ def test_math_functions_handle_special_values(name: str, dtype: str, lanes: int)
     edges = [v for v in EDGES if not (periodic and abs(v) > 1e9 and np.isfinite(v))]
     with np.errstate(all="ignore"):
         x = to_array(edges, dtype)
-        got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+        actual = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
         want = to_array(expected(name, x.astype("float64")).astype("float64"), dtype)
     tiny = 3e-45 if dtype == "float32" else 0.0
     if name == "sigmoid" and dtype in ("float32", "bfloat16"):
@@ -95,7 +95,7 @@ def test_math_functions_handle_special_values(name: str, dtype: str, lanes: int)
         dtype, 2e-6 if dtype == "float32" else 1e-14
     )
     np.testing.assert_allclose(
-        got.astype("float64"), want.astype("float64"), rtol=tolerance, atol=tiny
+        actual.astype("float64"), want.astype("float64"), rtol=tolerance, atol=tiny
     )
 
 
@@ -103,12 +103,12 @@ def test_math_functions_handle_special_values(name: str, dtype: str, lanes: int)
 def test_one_large_argument_beside_small_ones(dtype: str, lanes: int) -> None:
     x = np.array([0.5, -3.0, 2.0**30, 1e4, -(2.0**29), 7.0, 1e15, np.inf] * 3, dtype)
     for name in ("sin", "cos"):
-        got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+        actual = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
         with np.errstate(invalid="ignore"):
             want = expected(name, x)
         finite = np.isfinite(x)
-        assert np.isnan(got[~finite]).all()
-        assert ulps(got[finite], want[finite]).max() <= 2.0
+        assert np.isnan(actual[~finite]).all()
+        assert ulps(actual[finite], want[finite]).max() <= 2.0
 
 
 def test_sine_of_any_float32(lanes: int) -> None:
@@ -116,9 +116,9 @@ def test_sine_of_any_float32(lanes: int) -> None:
     x = (random.uniform(1, 2, 2000) * 2.0 ** random.integers(-20, 128, 2000)).astype("float32")
     x[::2] *= -1
     for name in ("sin", "cos"):
-        got = run_map(call(name, "float32"), [x], ["float32"], "float32", lanes)
+        result = run_map(call(name, "float32"), [x], ["float32"], "float32", lanes)
         want = INTRINSICS[name].reference(x.astype("float64"))  # glibc reduces exactly
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)  # type: ignore[arg-type]
+        np.testing.assert_allclose(result, want, rtol=1e-6, atol=1e-12)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -126,10 +126,10 @@ def test_sigmoid_has_no_subnormal_results(dtype: str, lanes: int) -> None:
     """They would make what is computed with them take many times as long."""
     low, least = math.log(np.finfo(dtype).tiny), np.finfo(dtype).tiny
     x = np.array([*np.linspace(low - 20, low + 1, 500), -np.inf], dtype)
-    got = run_map(call("sigmoid", dtype), [x], [dtype], dtype, lanes)
-    assert np.all((got == 0) | (got >= least))
-    np.testing.assert_allclose(got, expected("sigmoid", x).astype("float64"), 0, 1.02 * least)
-    assert got[-1] == 0 and got[-2] > 2 * least
+    actual = run_map(call("sigmoid", dtype), [x], [dtype], dtype, lanes)
+    assert np.all((actual == 0) | (actual >= least))
+    np.testing.assert_allclose(actual, expected("sigmoid", x).astype("float64"), 0, 1.02 * least)
+    assert actual[-1] == 0 and actual[-2] > 2 * least
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -138,18 +138,24 @@ def test_tanh_of_small_numbers(dtype: str, lanes: int) -> None:
     counts."""
     x = np.float_power(10.0, -np.arange(5, 45)).astype(dtype)
     x = np.concatenate([x, -x, [0.0, -0.0]]).astype(dtype)
-    got = run_map(call("tanh", dtype), [x], [dtype], dtype, lanes)
+    result = run_map(call("tanh", dtype), [x], [dtype], dtype, lanes)
     want = np.tanh(x.astype(np.longdouble)).astype(dtype)
-    np.testing.assert_array_max_ulp(got, want, 1)
+    np.testing.assert_array_max_ulp(result, want, 1)
     is_same = np.abs(x) < np.finfo(dtype).eps / 16
-    np.testing.assert_array_equal(got[is_same], x[is_same])
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(x))
+    np.testing.assert_array_equal(result[is_same], x[is_same])
+    np.testing.assert_array_equal(np.signbit(result), np.signbit(x))
 
 
 def test_tanh_is_never_beyond_one(lanes: int) -> None:
     x = np.linspace(5, 12, 4000, dtype="float32")
-    got = run_map(call("tanh", "float32"), [np.concatenate([x, -x])], ["float32"], "float32", lanes)
-    assert np.all(np.abs(got) <= 1) and np.all(got[:4000] > 0.9999) and np.all(got[4000:] < -0.9999)
+    result = run_map(
+        call("tanh", "float32"), [np.concatenate([x, -x])], ["float32"], "float32", lanes
+    )
+    assert (
+        np.all(np.abs(result) <= 1)
+        and np.all(result[:4000] > 0.9999)
+        and np.all(result[4000:] < -0.9999)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -160,7 +166,7 @@ def test_powers_at_most_one(dtype: str, lanes: int) -> None:
     low = math.log(tiny)
     x = np.array([*np.linspace(low - 3, 0, 3000), 0.0, -0.0, 5.0, np.inf, -np.inf, np.nan], dtype)
     zero = const(0.0, dtype)
-    got = run_map(
+    result = run_map(
         lambda x: call_intrin("exp", minimum(x, broadcast(zero, dt.lanes(x.dtype))), dtype=x.dtype),
         [x], [dtype], dtype, lanes,
     )  # fmt: skip
@@ -168,30 +174,30 @@ def test_powers_at_most_one(dtype: str, lanes: int) -> None:
     finite = ~np.isnan(x)
     single, double, *_ = ULP["exp"]
     is_normal = finite & ~(want < 1.01 * tiny)
-    error = ulps(got[is_normal], want[is_normal])
+    error = ulps(result[is_normal], want[is_normal])
     assert error.max() <= (single if dtype == "float32" else double)
-    lost = got[finite & ~is_normal]
+    lost = result[finite & ~is_normal]
     error = np.abs(lost - want[finite & ~is_normal])
     assert lost.size > 5 and ((lost == 0) | (error <= 2 * tiny * np.finfo(dtype).eps)).all()
     if GENERATOR == "llvm":  # C has one exp, which rounds them
         assert (lost[want[finite & ~is_normal] < 0.7 * tiny] == 0).all()
-    assert got[-2] == 0 and np.isnan(got[-1]) and got[-3] == got[-4] == 1
+    assert result[-2] == 0 and np.isnan(result[-1]) and result[-3] == result[-4] == 1
 
 
 def test_exp_rounds_subnormal_results() -> None:
     x = np.linspace(-103, -87.4, 2000, dtype="float32")
-    got = run_map(call("exp", "float32"), [x], ["float32"], "float32", 16)
-    assert ulps(got, np.exp(x.astype(np.longdouble))).max() <= 1.0
+    result = run_map(call("exp", "float32"), [x], ["float32"], "float32", 16)
+    assert ulps(result, np.exp(x.astype(np.longdouble))).max() <= 1.0
 
 
 def test_exp_overflows_and_underflows_exactly(lanes: int) -> None:
     """NaN of any bits stays; the largest finite result and the first beyond it; lost ones are 0."""
     nans = np.array([0x7FC00155, 0xFFFFFFFF, 0x7FC001FE], "uint32").view("float32")
     x = np.concatenate([nans, np.array([88.72283, 88.72284, 1e38, -104.0, -np.inf], "float32")])
-    got = run_map(call("exp", "float32"), [x], ["float32"], "float32", lanes)
-    assert np.isnan(got[:3]).all() and np.isfinite(got[3])
-    assert got[4:].tolist() == [np.inf, np.inf, 0, 0]
-    assert ulps(got[3:4], np.exp(x[3:4].astype(np.longdouble))).max() <= 1.0
+    result = run_map(call("exp", "float32"), [x], ["float32"], "float32", lanes)
+    assert np.isnan(result[:3]).all() and np.isfinite(result[3])
+    assert result[4:].tolist() == [np.inf, np.inf, 0, 0]
+    assert ulps(result[3:4], np.exp(x[3:4].astype(np.longdouble))).max() <= 1.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -202,8 +208,8 @@ def test_pow_matches_numpy(dtype: str, lanes: int) -> None:
     x[:1000], y[:1000] = random.uniform(0.9, 1.1, 1000), random.uniform(-300, 300, 1000)
     if dtype == "float64":  # a logarithm whose lesser part counts
         x[1000:2000] = np.exp(random.uniform(-170, 170, 1000))
-    got = run_map(call("pow", dtype), [x, y], [dtype, dtype], dtype, lanes)
-    error = ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max()
+    result = run_map(call("pow", dtype), [x, y], [dtype, dtype], dtype, lanes)
+    error = ulps(result, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max()
     assert error <= (0.51 if dtype == "float32" else 2.5)  # float32 goes through float64
 
 
@@ -212,11 +218,11 @@ def test_pow_special_cases_match_c(lanes: int) -> None:
         [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -3.0, 3.0, np.inf, -np.inf, np.nan, 1e38], "float32"
     )
     x, y = (a.ravel() for a in np.meshgrid(values, values))
-    got = run_map(call("pow", "float32"), [x, y], ["float32", "float32"], "float32", lanes)
+    result = run_map(call("pow", "float32"), [x, y], ["float32", "float32"], "float32", lanes)
     with np.errstate(all="ignore"):
         want = np.power(x.astype("float64"), y.astype("float64")).astype("float32")
-    np.testing.assert_allclose(got, want, rtol=3e-7)
-    assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
+    np.testing.assert_allclose(result, want, rtol=3e-7)
+    assert (np.signbit(result) == np.signbit(want))[~np.isnan(want)].all()
 
 
 @share(4)
@@ -229,18 +235,18 @@ def test_rounding_functions_match_numpy(name: str, dtype: str, lanes: int) -> No
         [0, 0.5, 1.5, 2.5, 2.4, 7, 100, 3.7] + ([-0.5, -1.5, -2.6, -7] if dtype[0] != "u" else []),
         dtype,
     )
-    got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+    result = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
     want = INTRINSICS[name].reference(x.astype("float64"))
-    assert np.array_equal(got.astype("float64"), want)  # type: ignore[arg-type]
+    assert np.array_equal(result.astype("float64"), want)  # type: ignore[arg-type]
 
 
 def test_isnan_and_isinf_match_numpy(lanes: int) -> None:
     x = np.array([0.0, np.nan, np.inf, -np.inf, 1.0], "float32")
     for name in ("isnan", "isinf"):
-        got = run_map(
+        result = run_map(
             lambda v, n=name: call_intrin(n, v, dtype=_bool(v)), [x], ["float32"], "bool", lanes
         )
-        assert np.array_equal(got, INTRINSICS[name].reference(x))  # type: ignore[arg-type]
+        assert np.array_equal(result, INTRINSICS[name].reference(x))  # type: ignore[arg-type]
 
 
 def _bool(v: PrimExpr) -> str:
@@ -254,11 +260,11 @@ def test_bitwise_functions_match_numpy(dtype: str, lanes: int) -> None:
     x = random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, 64, dtype=dtype)
     y = random.integers(0, np.iinfo(dtype).bits + 3, 64).astype(dtype)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
-        got = run_map(call(name, dtype), [x, y], [dtype, dtype], dtype, lanes)
-        assert np.array_equal(got, INTRINSICS[name].reference(x, y)), name  # type: ignore[arg-type]
+        result = run_map(call(name, dtype), [x, y], [dtype, dtype], dtype, lanes)
+        assert np.array_equal(result, INTRINSICS[name].reference(x, y)), name  # type: ignore[arg-type]
 
 
 def test_integer_pow_matches_numpy(lanes: int) -> None:
     x, y = np.array([2, 3, -2, 7, 0, 10], "int64"), np.array([10, 5, 3, 0, 0, 18], "int64")
-    got = run_map(call("pow", "int64"), [x, y], ["int64", "int64"], "int64", lanes)
-    assert np.array_equal(got, np.power(x, y))
+    result = run_map(call("pow", "int64"), [x, y], ["int64", "int64"], "int64", lanes)
+    assert np.array_equal(result, np.power(x, y))

@@ -38,8 +38,8 @@ def run(
 @level
 def test_every_float16_converts_exactly_to_float32(level: str) -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    found = run(level, lambda v: cast(v, "float32x8"), [x], "float32", 8)
-    np.testing.assert_array_equal(found, x.astype(np.float32))
+    result = run(level, lambda v: cast(v, "float32x8"), [x], "float32", 8)
+    np.testing.assert_array_equal(result, x.astype(np.float32))
 
 
 @level
@@ -53,9 +53,9 @@ def test_float32_to_float16_at_every_boundary(level: str) -> None:
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16)
-    found = run(level, lambda v: cast(v, "float16x8"), [x], "float16", 8)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+    actual = run(level, lambda v: cast(v, "float16x8"), [x], "float16", 8)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
 ROUNDINGS = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint}
@@ -71,10 +71,10 @@ def test_emulated_rounding_matches_numpy(level: str, name: str, dtype: str) -> N
     edges = [0.0, 0.25, 0.5, 0.75, 1.5, 2.5, 1e-30, whole - 0.5, whole, whole + 1, 1e30, np.inf]
     x = np.concatenate([random, edges, np.negative(edges), [np.nan]]).astype(dtype)
     for lanes in (1, 8):
-        found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, lanes)
-        np.testing.assert_array_equal(found, ROUNDINGS[name](x))
+        result = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, lanes)
+        np.testing.assert_array_equal(result, ROUNDINGS[name](x))
         signs = ~np.isnan(x)
-        np.testing.assert_array_equal(np.signbit(found)[signs], np.signbit(x)[signs])
+        np.testing.assert_array_equal(np.signbit(result)[signs], np.signbit(x)[signs])
 
 
 @level
@@ -84,8 +84,8 @@ def test_functions_that_need_exact_products(level: str, name: str) -> None:
     x, y = random.uniform(0.5, 3, 4000), random.uniform(-40, 40, 4000)
     arrays = [x] if name == "log" else [x, y]
     want = np.log(x.astype("g")) if name == "log" else np.power(x.astype("g"), y.astype("g"))
-    found = run(level, lambda *v: call_intrin(name, *v, dtype=v[0].dtype), arrays, "float64", 4)
-    errors = np.abs(found - want) / np.spacing(np.abs(want).astype("float64"))
+    result = run(level, lambda *v: call_intrin(name, *v, dtype=v[0].dtype), arrays, "float64", 4)
+    errors = np.abs(result - want) / np.spacing(np.abs(want).astype("float64"))
     assert errors.max() <= 2
 
 
@@ -94,12 +94,12 @@ def test_functions_that_need_exact_products(level: str, name: str) -> None:
 def test_accuracy_without_fused_products(level: str, name: str) -> None:
     most, _, low, high = ULP[name]
     x = np.random.default_rng(5).uniform(low, high, 20000).astype("float32")
-    found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], "float32", 8)
+    result = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], "float32", 8)
     if name == "erf":
         want = np.array([math.erf(v) for v in x.astype(float)])
     else:
         want = np.asarray(INTRINSICS[name].reference(x.astype("float64")))
-    errors = np.abs(found - want) / np.spacing(np.abs(want).astype("float32"))
+    errors = np.abs(result - want) / np.spacing(np.abs(want).astype("float32"))
     assert errors.max() <= most
 
 
@@ -120,9 +120,9 @@ def test_trigonometry_near_multiples_of_half_pi_is_accurate(
         return
     x = np.concatenate([QUARTERS * (math.pi / 2), np.random.default_rng(7).uniform(-9, 9, 2000)])
     x = x.astype(dtype)
-    found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, 8)
+    result = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, 8)
     want = np.array([getattr(math, name)(v) for v in x.astype(float)])  # glibc: within 0.55
-    errors = np.abs(found - want) / np.spacing(np.abs(want).astype(dtype))
+    errors = np.abs(result - want) / np.spacing(np.abs(want).astype(dtype))
     assert errors.max() <= (0.6 if dtype == "float32" else 2)
 
 

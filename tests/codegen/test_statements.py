@@ -63,9 +63,9 @@ def test_registers_are_carried_around_loops_and_out_of_branches() -> None:
     kernel = build(func)
     for count in (0, 1, 7):
         values = np.arange(count, dtype="float32")
-        got = np.zeros(2, "float32")
-        kernel(values, got)
-        assert got.tolist() == [values.sum(), values.max(initial=-1.0)]
+        result = np.zeros(2, "float32")
+        kernel(values, result)
+        assert result.tolist() == [values.sum(), values.max(initial=-1.0)]
     assert "alloca" not in emit_function(func, Target.host())
 
 
@@ -114,9 +114,9 @@ def test_register_buffer_with_variable_index_falls_back_to_memory() -> None:
     acc = Buffer("acc", (const(8),), "float32", "register")
     fill = For(i, const(0), const(8), SERIAL, BufferStore(acc, x[i], (i,)))
     drain = For(j, const(0), const(8), SERIAL, BufferStore(out, acc[7 - j], (j,)))
-    values, got = np.arange(8, dtype="float32"), np.zeros(8, "float32")
-    build(function((x, out), Allocate(acc, seq(fill, drain))))(values, got)
-    assert np.array_equal(got, values[::-1])
+    values, result = np.arange(8, dtype="float32"), np.zeros(8, "float32")
+    build(function((x, out), Allocate(acc, seq(fill, drain))))(values, result)
+    assert np.array_equal(result, values[::-1])
 
 
 def test_parallel_loop_captures_what_it_uses() -> None:
@@ -129,10 +129,10 @@ def test_parallel_loop_captures_what_it_uses() -> None:
     loop = For(i, const(1), n - 1, PARALLEL, inner, {"grain": 2})
     kernel = build(function((x, out), LetStmt(scale, x[0] + 1.0, loop)))
     values = np.random.default_rng(0).standard_normal((501, 3)).astype("float32")
-    got = np.zeros_like(values)
-    kernel(values, got)
-    np.testing.assert_array_equal(got[1:], values[1:] * (values[0, 0] + np.float32(1)))
-    assert not got[0].any()
+    result = np.zeros_like(values)
+    kernel(values, result)
+    np.testing.assert_array_equal(result[1:], values[1:] * (values[0, 0] + np.float32(1)))
+    assert not result[0].any()
 
 
 @pytest.mark.parametrize("where", [SERIAL, PARALLEL])
@@ -147,11 +147,11 @@ def test_outlined_loop_is_a_function(where: ForKind) -> None:
     loop = For(i, const(0), n, where, body, {"grain": 1})
     func = function((x, out), LetStmt(scale, x[0] + 1.0, loop))
     values = np.random.default_rng(0).standard_normal((50, 12)).astype("float32")
-    got = np.zeros_like(values)
-    build(func)(values, got)
-    wanted = values * values[:, :1] + (values[0, 0] + np.float32(1))
-    np.testing.assert_allclose(got[:, 4:], wanted[:, 4:], rtol=1e-6, atol=1e-6)
-    assert not got[:, :4].any()
+    actual = np.zeros_like(values)
+    build(func)(values, actual)
+    expected = values * values[:, :1] + (values[0, 0] + np.float32(1))
+    np.testing.assert_allclose(actual[:, 4:], expected[:, 4:], rtol=1e-6, atol=1e-6)
+    assert not actual[:, :4].any()
     assert emit_function(func, Target.host()).count(".body") >= 2
 
 
@@ -170,9 +170,9 @@ def test_scratch_memory_in_and_around_a_parallel_loop() -> None:
         BufferStore(out, stack[1], (i,)),
     )
     loop = For(i, const(0), n, PARALLEL, Allocate(own, Allocate(stack, work)), {"grain": 1})
-    values, got = np.arange(100, dtype="float32"), np.zeros(100, "float32")
-    build(function((x, out), Allocate(shared, seq(copy, loop))))(values, got)
-    assert np.array_equal(got, values * 2)
+    values, result = np.arange(100, dtype="float32"), np.zeros(100, "float32")
+    build(function((x, out), Allocate(shared, seq(copy, loop))))(values, result)
+    assert np.array_equal(result, values * 2)
 
 
 @pytest.mark.parametrize("where", ["serial", "parallel"])
@@ -187,11 +187,11 @@ def test_assertion_is_an_error(where: str) -> None:
         function((x, out), Allocate(scratch, For(i, const(0), n, kind, check, {"grain": 1})))
     )
     good = np.arange(64, dtype="float32")
-    got = np.zeros(64, "float32")
+    result = np.zeros(64, "float32")
     for _ in range(3):
-        kernel(good, got)
+        kernel(good, result)
         with pytest.raises(RunError, match=r"^values must not be negative$"):
-            kernel(-good, got)
+            kernel(-good, result)
 
 
 def test_guarded_load_is_not_made() -> None:
@@ -202,9 +202,9 @@ def test_guarded_load_is_not_made() -> None:
         function((x, out), For(i, const(0), const(64), SERIAL, BufferStore(out, index, (i,))))
     )
     for count in (0, 5):
-        got = np.zeros(64, "float32")
-        kernel(np.ones(count, "float32"), got)
-        assert got.tolist() == [1.0] * count + [-1.0] * (64 - count)
+        result = np.zeros(64, "float32")
+        kernel(np.ones(count, "float32"), result)
+        assert result.tolist() == [1.0] * count + [-1.0] * (64 - count)
 
 
 @pytest.mark.parametrize("lanes", [3, 16])
@@ -230,10 +230,10 @@ def test_masked_tail_stores_valid_elements_only(lanes: int, dtype: str) -> None:
     storage = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     for count in (0, 1, lanes - 1, lanes, 37):
         values = np.ones(count, storage)
-        got = np.zeros(80, storage)
-        kernel(values, got)
-        assert got.astype("float32").sum() == count
-        assert not got[count:].any()
+        result = np.zeros(80, storage)
+        kernel(values, result)
+        assert result.astype("float32").sum() == count
+        assert not result[count:].any()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16", "bfloat16", "float32"])
@@ -246,9 +246,9 @@ def test_a_mask_of_one_lane_stores_one_element(dtype: str, first: int) -> None:
     mask = ramp(const(first), 1, 16) < broadcast(const(first + 1), 16)
     kernel = build(function((x, out), BufferStore(out, value, (ramp(const(3), 1, 16),), mask)))
     storage = to_numpy(dtype)
-    got = np.full(40, 7, storage)
-    kernel(np.arange(16, 32).astype(to_numpy(x.dtype)), got)
-    assert got.astype("float32").tolist() == [7] * 3 + [16] + [7] * 36
+    result = np.full(40, 7, storage)
+    kernel(np.arange(16, 32).astype(to_numpy(x.dtype)), result)
+    assert result.astype("float32").tolist() == [7] * 3 + [16] + [7] * 36
 
 
 def test_gather_scatter_and_strided_accesses_match_numpy() -> None:
@@ -266,9 +266,9 @@ def test_gather_scatter_and_strided_accesses_match_numpy() -> None:
     )
     values = np.random.default_rng(0).standard_normal(64).astype("float32")
     positions = np.random.default_rng(1).permutation(np.arange(1, 30))[:lanes]
-    got, scattered = np.zeros(lanes, "float32"), np.zeros(64, "float32")
-    build(function((x, where, out, spread), body))(values, positions, got, scattered)
-    np.testing.assert_array_equal(got, values[positions] + values[3:35:2] + values[20:4:-1])
+    result, scattered = np.zeros(lanes, "float32"), np.zeros(64, "float32")
+    build(function((x, where, out, spread), body))(values, positions, result, scattered)
+    np.testing.assert_array_equal(result, values[positions] + values[3:35:2] + values[20:4:-1])
     want = np.zeros(64, "float32")
     want[positions] = values[positions]
     want[[0, 31, 62]] = 7
@@ -286,9 +286,9 @@ def test_masked_gather_reads_active_lanes_only() -> None:
         BufferLoad(x, (lane + far - far * broadcast(const(1), 16),), "float32x16"),
         broadcast(const(5.0), 16),
     )
-    got = np.zeros(16, "float32")
-    build(function((x, out), BufferStore(out, value, (lane,))))(np.zeros(2, "float32"), got)
-    assert got.tolist() == [0.0, 0.0] + [5.0] * 14
+    result = np.zeros(16, "float32")
+    build(function((x, out), BufferStore(out, value, (lane,))))(np.zeros(2, "float32"), result)
+    assert result.tolist() == [0.0, 0.0] + [5.0] * 14
 
 
 def test_loads_are_not_reused_across_stores() -> None:
@@ -297,20 +297,20 @@ def test_loads_are_not_reused_across_stores() -> None:
     double = BufferStore(x, x[0] + x[0], (const(0),))
     twice = seq(double, double.with_fields(value=x[0] + x[0]))
     func = function((x,), For(i, const(0), const(3), SERIAL, twice))
-    got = np.ones(4, "float32")
-    build(func)(got)
-    assert got[0] == 2.0**6
+    result = np.ones(4, "float32")
+    build(func)(result)
+    assert result[0] == 2.0**6
 
 
 def test_prefetch_and_evaluate_do_nothing() -> None:
     i = Var("i")
     x, out = vector(4), vector(4, name="out")
     body = seq(Prefetch(x, (i + 1000,), 2), Evaluate(const(0)), BufferStore(out, x[i], (i,)))
-    got = np.zeros(4, "float32")
+    result = np.zeros(4, "float32")
     build(function((x, out), For(i, const(0), const(4), SERIAL, body)))(
-        np.arange(4, dtype="float32"), got
+        np.arange(4, dtype="float32"), result
     )
-    assert got.tolist() == [0, 1, 2, 3]
+    assert result.tolist() == [0, 1, 2, 3]
 
 
 def test_division_by_a_dimension_of_zero_does_not_trap() -> None:
@@ -318,10 +318,10 @@ def test_division_by_a_dimension_of_zero_does_not_trap() -> None:
     x, y, out = vector(n), vector(m, name="y"), vector(2, "int64", "out")
     body = seq(BufferStore(out, n // m, (const(0),)), BufferStore(out, n % m, (const(1),)))
     kernel = build(function((x, y, out), body))
-    got = np.zeros(2, "int64")
-    kernel(np.zeros(7, "float32"), np.zeros(3, "float32"), got)
-    assert got.tolist() == [2, 1]
-    kernel(np.zeros(7, "float32"), np.zeros(0, "float32"), got)
+    result = np.zeros(2, "int64")
+    kernel(np.zeros(7, "float32"), np.zeros(3, "float32"), result)
+    assert result.tolist() == [2, 1]
+    kernel(np.zeros(7, "float32"), np.zeros(0, "float32"), result)
 
 
 @pytest.mark.slow
@@ -360,9 +360,9 @@ def test_int32_loop_variables_work() -> None:
         SERIAL,
         BufferStore(out, x[i] + cast(i, "float32"), (i,)),
     )
-    got = np.zeros(5, "float32")
-    build(function((x, out), loop))(np.ones(5, "float32"), got)
-    assert got.tolist() == [1, 2, 3, 4, 5]
+    result = np.zeros(5, "float32")
+    build(function((x, out), loop))(np.ones(5, "float32"), result)
+    assert result.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_registers_of_a_loop_by_numbers_that_are_not_constant() -> None:
@@ -376,10 +376,10 @@ def f(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32")):
         for j in range(8):
             b[k, j] = r[7 - j]
 """)
-    given = np.arange(32, dtype="float32").reshape(4, 8)
-    found = ekiden.runtime.tensor(np.zeros_like(given))
-    ekiden.build(func, "llvm")["f"](ekiden.runtime.tensor(given), found)
-    np.testing.assert_array_equal(found.numpy(), 2 * given[:, ::-1])
+    data = np.arange(32, dtype="float32").reshape(4, 8)
+    result = ekiden.runtime.tensor(np.zeros_like(data))
+    ekiden.build(func, "llvm")["f"](ekiden.runtime.tensor(data), result)
+    np.testing.assert_array_equal(result.numpy(), 2 * data[:, ::-1])
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
@@ -393,7 +393,7 @@ def test_adjacent_loads_of_two_buffers_are_vectorized(target: str) -> None:
     )
     body = For(i, const(0), const(16), SERIAL, BufferStore(out, one - other, (i,)))
     rng = np.random.default_rng(0)
-    given = [rng.integers(-128, 128, 64).astype("int8") for _ in range(2)]
-    found = np.zeros(16, "int32")
-    ekiden.build(function((x, y, out), body), target)["test"](*given, found)
-    np.testing.assert_array_equal(found, given[0].view("int32") - given[1].view("int32"))
+    inputs = [rng.integers(-128, 128, 64).astype("int8") for _ in range(2)]
+    result = np.zeros(16, "int32")
+    ekiden.build(function((x, y, out), body), target)["test"](*inputs, result)
+    np.testing.assert_array_equal(result, inputs[0].view("int32") - inputs[1].view("int32"))

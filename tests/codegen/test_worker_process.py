@@ -142,7 +142,7 @@ def test_several_threads_compile_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(numbers) == 4 and not any(os.getpid() in each for each in numbers)
+    assert len(numbers) == 4 and not any(os.getpid() in number for number in numbers)
 
 
 def server_number() -> int:
@@ -163,12 +163,12 @@ def test_only_processes_started_fresh_fork() -> None:
     handlers wait for such threads."""
     allowed = {"codegen/worker_server.py", "tune/worker.py"}
     forks = re.compile(r"os\.fork\(|os\.forkpty\(|get_context\(\"fork\"\)")
-    found = {
+    result = {
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
         if forks.search(path.read_text())
     }
-    assert found == allowed
+    assert result == allowed
 
 
 def test_a_server_that_has_ended_is_started_again() -> None:
