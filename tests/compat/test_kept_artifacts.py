@@ -26,8 +26,8 @@ def check(exe: ekiden.Executable, name: str) -> None:
     result = exe(*program.args)
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     assert len(results) == len(program.results)
-    for got, expected in zip(results, program.results, strict=True):
-        np.testing.assert_array_equal(got.numpy(), expected)
+    for actual, expected in zip(results, program.results, strict=True):
+        np.testing.assert_array_equal(actual.numpy(), expected)
 
 
 def test_current_version_has_release_artifacts() -> None:

@@ -79,11 +79,11 @@ def file_of(path: Path, proto: onnx.ModelProto | None = None) -> Path:
 
 
 def changed_weight() -> onnx.ModelProto:
-    made = model()
+    graph_model = model()
     values = WEIGHT.copy()
     values[1, 2] += 1
-    made.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, "w"))
-    return made
+    graph_model.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, "w"))
+    return graph_model
 
 
 def test_second_compilation_uses_the_cache(compiles: Compiles, tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_path_bytes_and_a_model_with_the_same_content_are_one(
     data = proto.SerializeToString(deterministic=True)
     (tmp_path / "a.onnx").write_bytes(data)
     (tmp_path / "b.onnx").write_bytes(data)
-    for each in (tmp_path / "a.onnx", str(tmp_path / "b.onnx"), data, proto):
-        ekiden.compile(each)
+    for item in (tmp_path / "a.onnx", str(tmp_path / "b.onnx"), data, proto):
+        ekiden.compile(item)
     assert compiles.count == 1
 
 
@@ -194,9 +194,9 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     compiles: Compiles, tmp_path: Path
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
-    wanted = create_cache_request(path, CompileOptions("llvm"))
-    assert wanted is not None
-    early = CacheRequest(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
+    expected_value = create_cache_request(path, CompileOptions("llvm"))
+    assert expected_value is not None
+    early = CacheRequest(expected_value.digest, expected_value.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
     assert kept(tmp_path) == []
 
@@ -209,12 +209,12 @@ def test_a_path_stays_that_of_the_folder_it_was_given_in(
         (tmp_path / name).mkdir()
         file_of(tmp_path / name / "a.onnx", proto)
     monkeypatch.chdir(tmp_path / "first")
-    wanted = create_cache_request("a.onnx", CompileOptions("llvm"))
+    expected_value = create_cache_request("a.onnx", CompileOptions("llvm"))
     monkeypatch.chdir(tmp_path / "second")
     other = create_cache_request("a.onnx", CompileOptions("llvm"))
-    assert wanted is not None and other is not None
-    assert wanted.digest() != other.digest()
-    assert wanted.key(["a.onnx"]) != other.key(["a.onnx"])
+    assert expected_value is not None and other is not None
+    assert expected_value.digest() != other.digest()
+    assert expected_value.key(["a.onnx"]) != other.key(["a.onnx"])
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])
@@ -228,11 +228,11 @@ def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
     end = "/a.onnx" if linked == "file" else ""
     link = tmp_path / "current"
     link.symlink_to(f"old{end}")
-    wanted = create_cache_request(link if end else link / "a.onnx", CompileOptions("llvm"))
-    assert wanted is not None and wanted.is_current([])
+    expected_value = create_cache_request(link if end else link / "a.onnx", CompileOptions("llvm"))
+    assert expected_value is not None and expected_value.is_current([])
     link.unlink()
     link.symlink_to(f"new{end}")
-    assert not wanted.is_current([])
+    assert not expected_value.is_current([])
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "empty", "other"])
@@ -243,11 +243,11 @@ def test_a_damaged_file_is_replaced(compiles: Compiles, tmp_path: Path, damage: 
     whole = artifact.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    made = {"short": whole[:-9], "flipped": flipped, "empty": b"", "other": b"no artifact" * 99}
-    artifact.write_bytes(made[damage])
-    found = ekiden.compile(path)
+    result = {"short": whole[:-9], "flipped": flipped, "empty": b"", "other": b"no artifact" * 99}
+    artifact.write_bytes(result[damage])
+    actual = ekiden.compile(path)
     assert compiles.count == 2 and artifact.read_bytes() == whole
-    np.testing.assert_allclose(found(**arguments(5)).numpy(), expected(**arguments(5)), rtol=1e-6)
+    np.testing.assert_allclose(actual(**arguments(5)).numpy(), expected(**arguments(5)), rtol=1e-6)
 
 
 def test_a_folder_that_cannot_be_used_is_no_error(
@@ -278,30 +278,30 @@ def test_a_full_disk_is_no_error(
 
 
 def test_least_recently_used_artifacts_are_evicted(tmp_path: Path) -> None:
-    wanted = [CacheRequest(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
+    expected_value = [CacheRequest(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
     artifact = build.compile_to_bytes(model())
     limited = ArtifactCache(tmp_path / "kept", 4 * len(artifact) + 100)
-    for age, each in enumerate(wanted[:4]):
-        limited.put(each, artifact, ())
-        os.utime(tmp_path / "kept" / f"{each.digest()}.eki", (age, age))
-    assert limited.get(wanted[0]) is not None  # now the one used last
-    limited.put(wanted[4], artifact, ())
-    limited.put(wanted[5], artifact, ())
+    for age, item in enumerate(expected_value[:4]):
+        limited.put(item, artifact, ())
+        os.utime(tmp_path / "kept" / f"{item.digest()}.eki", (age, age))
+    assert limited.get(expected_value[0]) is not None  # now the one used last
+    limited.put(expected_value[4], artifact, ())
+    limited.put(expected_value[5], artifact, ())
     there = {path.stem for path in (tmp_path / "kept").iterdir()}
-    assert there == {wanted[n].digest() for n in (0, 3, 4, 5)}
+    assert there == {expected_value[n].digest() for n in (0, 3, 4, 5)}
 
 
 def test_empty_cache_does_not_hash_models(tmp_path: Path) -> None:
     """What a model is found by is made when there is anything to be found."""
     asked: list[str] = []
-    wanted = CacheRequest(lambda: asked.append("digest") or "a", None, 0)
+    expected_value = CacheRequest(lambda: asked.append("digest") or "a", None, 0)
     cache = ArtifactCache(tmp_path / "kept", 1 << 30)
-    assert cache.get(wanted) is None
+    assert cache.get(expected_value) is None
     (tmp_path / "kept").mkdir()
-    assert cache.get(wanted) is None
+    assert cache.get(expected_value) is None
     assert not asked
     (tmp_path / "kept" / "b.eki").touch()
-    assert cache.get(wanted) is None
+    assert cache.get(expected_value) is None
     assert asked
 
 
@@ -317,8 +317,8 @@ def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: P
 
 def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path) -> None:
     for count in (1, 2):
-        made = compile_artifact(model(), CompileOptions("llvm -mcpu=neoverse-n1"))
-        assert isinstance(made, memoryview) and compiles.count == count
+        result = compile_artifact(model(), CompileOptions("llvm -mcpu=neoverse-n1"))
+        assert isinstance(result, memoryview) and compiles.count == count
     assert kept(tmp_path) == []
 
 
@@ -390,7 +390,7 @@ def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         (lambda: ekiden.compile(3), "compile: expected a path"),  # type: ignore[arg-type]
         (lambda: ekiden.compile("none.onnx"), "import model 'none.onnx': cannot read"),
@@ -403,11 +403,11 @@ def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_errors_are_those_of_compiling(
-    compiles: Compiles, given: Callable[[], object], message: str
+    compiles: Compiles, argument: Callable[[], object], message: str
 ) -> None:
     for _ in range(2):
         with pytest.raises((CompileError, ImportModelError), match=message):
-            given()
+            argument()
 
 
 @pytest.mark.usefixtures("compiles")
@@ -456,8 +456,8 @@ def test_two_processes_at_once_and_then_one_that_needs_no_compiler(
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
     started = run_twice(path, tmp_path)
-    loaded = [json.loads(each.communicate(timeout=120)[0]) for each in started]
-    assert all(each.returncode == 0 for each in started)
+    loaded = [json.loads(item.communicate(timeout=120)[0]) for item in started]
+    assert all(item.returncode == 0 for item in started)
     assert any(loaded)  # a busy machine may run one after the other
     assert (tmp_path / "0.eki").read_bytes() == (tmp_path / "1.eki").read_bytes()
     assert len(kept(tmp_path)) == 1 and len(list(kept(tmp_path)[0].parent.iterdir())) == 1

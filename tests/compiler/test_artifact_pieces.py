@@ -32,8 +32,10 @@ def saved(folder: Path) -> Path:
         helper.make_node("MatMul", ["h", "b"], ["y"]),
     ]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(made, folder / "model.onnx")
+    graph_model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(graph_model, folder / "model.onnx")
     return folder / "model.onnx"
 
 
@@ -53,16 +55,16 @@ def test_cached_and_uncached_bytes_are_equal(
     tmp_path: Path, limited: Callable[[str], None]
 ) -> None:
     path = saved(tmp_path)
-    found = []
+    result = []
     for limit, tier in ("0", "full"), ("1G", "full"), ("0", "quick"):
         limited(limit)
         exe = ekiden.compile(path, tier=tier)
         exe.save(tmp_path / "saved")
-        found.append((tmp_path / "saved").read_bytes())
-        assert found[-1] == exe.raw.to_bytes()
-    assert len(set(found)) == 1
+        result.append((tmp_path / "saved").read_bytes())
+        assert result[-1] == exe.raw.to_bytes()
+    assert len(set(result)) == 1
     (kept,) = artifacts(tmp_path / "cache")
-    assert kept.read_bytes() == found[0]
+    assert kept.read_bytes() == result[0]
 
 
 def test_nothing_joins_an_artifact_that_the_cache_keeps(
@@ -113,15 +115,15 @@ def test_a_file_that_changes_while_it_is_written_is_an_error(
 
 def test_constants_that_were_given_are_saved(tmp_path: Path) -> None:
     exe = ekiden.compile(saved(tmp_path))
-    wanted = exe.raw.to_bytes()
+    expected = exe.raw.to_bytes()
     exe.move_late_bound_consts(tmp_path / "constants", 1000)
-    assert len(exe.raw.to_bytes()) < len(wanted) // 100
+    assert len(exe.raw.to_bytes()) < len(expected) // 100
     exe.load_late_bound_consts(tmp_path / "constants")
     exe.save(tmp_path / "saved.eki")
     assert (
         (tmp_path / "saved.eki").read_bytes()
-        == wanted
+        == expected
         == bytes(late_bound.complete_artifact_bytes(exe.raw))
     )
     moved = exe.get_late_bound_consts(1 << 40)
-    assert moved == {} and bytes(artifact_bytes(exe.raw)) == wanted
+    assert moved == {} and bytes(artifact_bytes(exe.raw)) == expected

@@ -37,21 +37,21 @@ def two() -> ekiden.Executable:
 
 
 def test_a_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
-    given = arguments(2)
+    argument = arguments(2)
     whole = np.zeros((4, 4), np.float32)
     for out in (np.empty((2, 4), np.float32), whole[::2], runtime.empty((2, 4))):
-        assert exe(**given, out=out) is out
+        assert exe(**argument, out=out) is out
         result = out.numpy() if isinstance(out, runtime.Tensor) else out
-        np.testing.assert_allclose(result, expected(**given), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result, expected(**argument), rtol=1e-5, atol=1e-6)
     assert not whole[1::2].any()
 
 
 @pytest.mark.slow
 def test_a_result_is_written_to_a_tensor_of_torch(exe: ekiden.Executable) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
-    given, out = arguments(2), torch.zeros(4, 2).T
-    exe(**given, out=out)
-    np.testing.assert_allclose(out.numpy(), expected(**given), rtol=1e-5, atol=1e-6)
+    argument, out = arguments(2), torch.zeros(4, 2).T
+    exe(**argument, out=out)
+    np.testing.assert_allclose(out.numpy(), expected(**argument), rtol=1e-5, atol=1e-6)
 
 
 def test_an_argument_may_be_where_the_result_goes(two: ekiden.Executable) -> None:
@@ -69,15 +69,15 @@ def _address(value: object) -> int:
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where results stood before they were written to their places."""
-    found: list[int] = []
+    actual: list[int] = []
 
     def write(infos: object, result: object, places: object, out: object) -> object:
         many = result if isinstance(result, tuple) else (result,)
-        found[:] = [_address(each) for each in many]
+        actual[:] = [_address(item) for item in many]
         return write_results(infos, result, places, out)  # type: ignore[arg-type]
 
     monkeypatch.setattr("ekiden.runtime.executable.outputs.write_results", write)
-    return found
+    return actual
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list
             second.copy_from(np.zeros((5, rows), dtype))
         exe(x, out=(None, second))
         assert sources[1] == _address(second) and sources[0] != _address(first)
-        later = [each.numpy() for each in exe(x)]  # nothing of that is left
+        later = [item.numpy() for item in exe(x)]  # nothing of that is left
         assert _address(first) != _address(later[0]) and (later[0] == abs(x)).all()
 
 
@@ -114,12 +114,12 @@ def test_outputs_are_not_written_before_inputs_are_read(sources: list[int]) -> N
     )
     memory = np.random.default_rng(0).normal(size=64).astype("float32")
     x = memory[:28].reshape(4, 7)
-    wanted = exe(x.copy()).numpy()
+    expected_value = exe(x.copy()).numpy()
     for start, direct in ((0, False), (27, False), (28, True), (9, False)):
         memory[:28] = np.random.default_rng(0).normal(size=64).astype("float32")[:28]
         out = memory[start : start + 28].reshape(4, 7)
         exe(x, out=out)
-        np.testing.assert_array_equal(out, wanted)
+        np.testing.assert_array_equal(out, expected_value)
         assert (sources == [_address(out)]) == direct
 
 
@@ -184,16 +184,16 @@ def test_input_may_be_named_out() -> None:
 
 
 def test_a_bound_run_reads_and_writes_where_it_was_told(exe: ekiden.Executable) -> None:
-    given = arguments(2)
+    argument = arguments(2)
     out = np.empty((2, 4), np.float32)
-    run = exe.bind(**given, out=out)
+    run = exe.bind(**argument, out=out)
     assert list(run.inputs) == ["x", "b"]
     for scale in (1, 3):
-        given["x"] *= scale
+        argument["x"] *= scale
         assert run() is out
-        np.testing.assert_allclose(out, expected(**given), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out, expected(**argument), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError) as caught:
-        exe.bind(np.zeros((3, 2), np.float32).T, given["b"])
+        exe.bind(np.zeros((3, 2), np.float32).T, argument["b"])
     assert str(caught.value) == (
         "bind: input 'x': expected a contiguous array, which each run can read where it stands"
     )
@@ -204,18 +204,18 @@ def _first(exe: ekiden.Executable, x: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_executables_are_pickled(exe: ekiden.Executable) -> None:
-    given = arguments(2)
+    argument = arguments(2)
     again = pickle.loads(pickle.dumps(exe))
     assert repr(again) == repr(exe)
-    assert (again(**given).numpy() == exe(**given).numpy()).all()
+    assert (again(**argument).numpy() == exe(**argument).numpy()).all()
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert (pool.apply(_first, (exe, *given.values())) == exe(**given).numpy()).all()
+        assert (pool.apply(_first, (exe, *argument.values())) == exe(**argument).numpy()).all()
 
 
 def test_executables_are_copied(exe: ekiden.Executable, tmp_path: Path) -> None:
-    given = arguments(2)
+    argument = arguments(2)
     held = copy.deepcopy({"model": exe})["model"]
-    assert held is not exe and (held(**given).numpy() == exe(**given).numpy()).all()
+    assert held is not exe and (held(**argument).numpy() == exe(**argument).numpy()).all()
     waiting = ekiden.compile(model())
     waiting.move_late_bound_consts(tmp_path / "weights")
     other = copy.deepcopy(waiting)
@@ -237,12 +237,12 @@ class Named:
 
 
 def test_executables_load_and_save_path_likes(artifact: Path, tmp_path: Path) -> None:
-    given, data = arguments(2), artifact.read_bytes()
+    argument, data = arguments(2), artifact.read_bytes()
     with open(artifact, "rb") as opened:
         sources = [data, bytearray(data), memoryview(data), io.BytesIO(data), opened]
         for source in [*sources, str(artifact), Named(artifact)]:
-            result = ekiden.load(source)(**given)
-            np.testing.assert_allclose(result.numpy(), expected(**given), rtol=1e-5, atol=1e-6)
+            result = ekiden.load(source)(**argument)
+            np.testing.assert_allclose(result.numpy(), expected(**argument), rtol=1e-5, atol=1e-6)
     exe, buffer = ekiden.load(data), io.BytesIO()
     exe.save(buffer)
     assert buffer.getvalue() == data
@@ -253,8 +253,8 @@ def test_executables_load_and_save_path_likes(artifact: Path, tmp_path: Path) ->
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None:
     exe.export_library(tmp_path / "model.so")
-    given = arguments(2)
-    assert (ekiden.load(tmp_path / "model.so")(**given).numpy() == exe(**given).numpy()).all()
+    argument = arguments(2)
+    assert (ekiden.load(tmp_path / "model.so")(**argument).numpy() == exe(**argument).numpy()).all()
 
 
 def test_unloadable_files_are_refused(tmp_path: Path) -> None:

@@ -92,8 +92,10 @@ def test_models_are_found_in_layers_that_are_only_read(
     before = list_files(shared)
     assert [p.suffix for p in before if p.parent.name == "artifacts"] == [".eki"]
     monkeypatch.setenv("EKIDEN_CACHE_DIR", os.pathsep.join([str(own), str(shared)]))
-    given = arguments(2)
-    np.testing.assert_allclose(ekiden.compile(str(path))(**given).numpy(), expected(**given), 1e-5)
+    argument = arguments(2)
+    np.testing.assert_allclose(
+        ekiden.compile(str(path))(**argument).numpy(), expected(**argument), 1e-5
+    )
     assert {p.parent.name for p in list_files(own)} <= {"known"}
     assert list_files(shared) == before
 
@@ -120,9 +122,9 @@ def work(folder: str, seed: int) -> str:
     for turn in range(3 * COUNT):
         number = (turn * 7 + seed) % COUNT
         cache.put(key_of(number), code_of(number))
-        found = cache.get(key_of((number * 3 + seed) % COUNT))
-        if found is not None and found != code_of((number * 3 + seed) % COUNT):
-            return f"{number}: {found[:20]!r}"
+        result = cache.get(key_of((number * 3 + seed) % COUNT))
+        if result is not None and result != code_of((number * 3 + seed) % COUNT):
+            return f"{number}: {result[:20]!r}"
         if turn % 50 == seed:
             prune_cache(limit=5_000)
     return ""
@@ -152,12 +154,12 @@ def test_cache_folder_is_scanned_as_it_fills(
     home: Path, monkeypatch: pytest.MonkeyPatch, limit: str, looks: int
 ) -> None:
     """A look reads the names of all kernels; those here have 109 KB together."""
-    found: list[int] = []
+    result: list[int] = []
     evict = "ekiden.codegen.cache.evict_least_recent"
-    monkeypatch.setattr(evict, lambda _, limit: found.append(limit))
+    monkeypatch.setattr(evict, lambda _, limit: result.append(limit))
     monkeypatch.setenv("EKIDEN_KERNEL_LIMIT", limit)
     filled(*range(400))
-    assert looks / 2 <= len(found) <= looks * 2
+    assert looks / 2 <= len(result) <= looks * 2
 
 
 def test_what_is_packed_can_be_taken_elsewhere(
@@ -282,5 +284,5 @@ def test_a_process_that_finds_all_kernels_takes_no_llvm(home: Path) -> None:
         "print('llvmlite' in sys.modules)\n"
     )
     command = [sys.executable, "-c", program]
-    found = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [each.stdout for each in found] == ["True\n", "False\n"]
+    result = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [item.stdout for item in result] == ["True\n", "False\n"]

@@ -51,22 +51,23 @@ def no_limit_afterwards() -> Iterator[None]:
 
 def inputs(models: list[Executable], rows: int) -> list[np.ndarray]:
     rng = np.random.default_rng(rows)
-    widths = [int(each.inputs[0].shape[1]) for each in models]
+    widths = [int(item.inputs[0].shape[1]) for item in models]
     return [rng.standard_normal((rows, width)).astype("float32") for width in widths]
 
 
 def test_threads_share_models(models: list[Executable]) -> None:
-    given = {rows: inputs(models, rows) for rows in (1, 7, 150)}
+    arguments = {rows: inputs(models, rows) for rows in (1, 7, 150)}
     expected = {
-        rows: [m(x).numpy() for m, x in zip(models, xs, strict=True)] for rows, xs in given.items()
+        rows: [m(x).numpy() for m, x in zip(models, xs, strict=True)]
+        for rows, xs in arguments.items()
     }
 
     def call(caller: int) -> None:
         rng = np.random.default_rng(caller)
         for _ in range(40):
             at, rows = int(rng.integers(len(models))), int(rng.choice([1, 7, 150]))
-            got = models[at](given[rows][at])
-            np.testing.assert_array_equal(got.numpy(), expected[rows][at])
+            actual = models[at](arguments[rows][at])
+            np.testing.assert_array_equal(actual.numpy(), expected[rows][at])
 
     with ThreadPoolExecutor(CALLERS) as pool:
         list(pool.map(call, range(CALLERS)))
@@ -75,9 +76,9 @@ def test_threads_share_models(models: list[Executable]) -> None:
 @pytest.mark.usefixtures("no_limit_afterwards")
 def test_memory_limit_holds_across_callers(models: list[Executable]) -> None:
     rows = 3000
-    given = inputs(models, rows)
-    expected = [m(x).numpy() for m, x in zip(models, given, strict=True)]
-    results = max(each.nbytes for each in expected)
+    argument = inputs(models, rows)
+    expected = [m(x).numpy() for m, x in zip(models, argument, strict=True)]
+    results = max(item.nbytes for item in expected)
     runtime.trim_pools()
     limit = runtime.memory_stats().held + 6 * results
     runtime.memory_limit(limit)
@@ -87,13 +88,13 @@ def test_memory_limit_holds_across_callers(models: list[Executable]) -> None:
         for i in range(12):
             at = (caller + i) % len(models)
             try:
-                got = models[at](given[at])
+                actual = models[at](argument[at])
             except MemoryLimitError:
                 refused += 1
             else:
                 done += 1
-                np.testing.assert_array_equal(got.numpy(), expected[at])
-                del got
+                np.testing.assert_array_equal(actual.numpy(), expected[at])
+                del actual
             assert runtime.memory_stats().held <= limit
         return done, refused
 
@@ -101,7 +102,7 @@ def test_memory_limit_holds_across_callers(models: list[Executable]) -> None:
         done, refused = np.sum(list(pool.map(call, range(CALLERS))), axis=0)
     assert done > 0 and done + refused == CALLERS * 12
     runtime.memory_limit(0)
-    for exe, x, y in zip(models, given, expected, strict=True):
+    for exe, x, y in zip(models, argument, expected, strict=True):
         np.testing.assert_array_equal(exe(x).numpy(), y)
 
 

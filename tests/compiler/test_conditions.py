@@ -63,8 +63,8 @@ def test_a_size_that_does_not_fit_is_refused() -> None:
     for size in (0, 7, 11):
         with pytest.raises(InputError) as caught:
             exe(np.ones((1, size), np.float32), weight)
-        wanted = f"run: nn.dense (text:1:72) needs n == 10; n is {size}"
-        assert str(caught.value) == wanted
+        expected = f"run: nn.dense (text:1:72) needs n == 10; n is {size}"
+        assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize("sizes, fits", [((3, 3), True), ((3, 1), True), ((1, 3), True),
@@ -104,8 +104,8 @@ def test_a_size_that_is_no_multiple_is_refused() -> None:
     text = "%x: Tensor[(n * 2, 3), float32], %y: Tensor[(m * 3 + n,), float32]"
     module = relay.parse(f'#[version = "0.0.5"]\ndef @main({text}) {{ (exp(%x), exp(%y)) }}')
     exe = ekiden.compile(module)
-    found = exe(np.zeros((4, 3), "float32"), np.zeros(8, "float32"))
-    assert isinstance(found, tuple) and [t.shape for t in found] == [(4, 3), (8,)]
+    result = exe(np.zeros((4, 3), "float32"), np.zeros(8, "float32"))
+    assert isinstance(result, tuple) and [t.shape for t in result] == [(4, 3), (8,)]
     for rows, columns, wrong in ((5, 8, "0 of 'x' to be n * 2; it is 5"), (4, 9, "0 of 'y' to be")):
         with pytest.raises(InputError, match=re.escape(wrong)):
             exe(np.zeros((rows, 3), "float32"), np.zeros(columns, "float32"))

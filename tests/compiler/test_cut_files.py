@@ -45,7 +45,7 @@ def feed() -> np.ndarray:
 def test_run_of_truncated_artifact_is_an_error(left: int, file: Path) -> None:
     exe = ekiden.load(file)
     main = exe.module["main"]
-    wanted = exe(feed()).numpy()
+    expected = exe(feed()).numpy()
     whole = file.read_bytes()
     os.truncate(file, left if left >= 0 else len(whole) + left)
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_run_of_truncated_artifact_is_an_error(left: int, file: Path) -> None:
         main(runtime.tensor(feed()))
     other = file.with_name("other.eki")
     other.write_bytes(whole)
-    np.testing.assert_array_equal(ekiden.load(other)(feed()).numpy(), wanted)
+    np.testing.assert_array_equal(ekiden.load(other)(feed()).numpy(), expected)
 
 
 def test_native_code_that_runs_functions_is_asked_too(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_native_code_that_runs_functions_is_asked_too(tmp_path: Path) -> None:
 
 def test_a_file_that_is_removed_or_replaced_stays_what_it_was(file: Path) -> None:
     exe = ekiden.load(file)
-    wanted = exe(feed()).numpy()
+    expected = exe(feed()).numpy()
     (file.with_name("new")).write_bytes(b"another")
     os.replace(file.with_name("new"), file)
-    np.testing.assert_array_equal(exe(feed()).numpy(), wanted)
+    np.testing.assert_array_equal(exe(feed()).numpy(), expected)
     with pytest.raises(LoadError):
         ekiden.load(file)
 

@@ -102,13 +102,13 @@ def test_a_damaged_list_of_weight_files_is_a_miss(
 ) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
-    wanted = create_cache_request(tmp_path / "model.onnx", CompileOptions("llvm"))
-    assert wanted is not None
+    expected = create_cache_request(tmp_path / "model.onnx", CompileOptions("llvm"))
+    assert expected is not None
     x = relay.var("x", shape=(2,))
     module = relay.IRModule.from_expr(relay.Function([x], x))
     made = ekiden.compile(module).raw.to_bytes()
     cache = ArtifactCache(tmp_path / "cache", 1 << 30)
-    assert cache.put(wanted, memoryview(made), ()) is not None
-    assert cache.get(wanted) is not None
-    (tmp_path / "cache" / f"{wanted.digest()}.json").write_bytes(text)
-    assert cache.get(wanted) is None
+    assert cache.put(expected, memoryview(made), ()) is not None
+    assert cache.get(expected) is not None
+    (tmp_path / "cache" / f"{expected.digest()}.json").write_bytes(text)
+    assert cache.get(expected) is None

@@ -143,8 +143,10 @@ def test_a_dimension_above_its_limit_is_refused() -> None:
     assert exe(np.zeros((8, 2), np.float32)).shape == (8, 2)
     with pytest.raises(ekiden.InputError) as caught:
         exe(np.zeros((9, 2), np.float32))
-    wanted = "input 'x': expected Tensor[(n, 2), float32] with n at most 8, got (9, 2) float32"
-    assert str(caught.value) == wanted
+    expected_value = (
+        "input 'x': expected Tensor[(n, 2), float32] with n at most 8, got (9, 2) float32"
+    )
+    assert str(caught.value) == expected_value
 
 
 def test_limits_are_saved(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_what_is_saved_is_the_same_every_time(artifact: Path, tmp_path: Path) ->
 def test_models_come_in_many_forms(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
     onnx.save(model(), path)
-    given = {
+    inputs = {
         "str": str(path),
         "path": path,
         "bytes": path.read_bytes(),
@@ -187,8 +189,8 @@ def test_models_come_in_many_forms(kind: str, tmp_path: Path) -> None:
         "module": ekiden.frontend.onnx.from_onnx(path),
     }
     feed = arguments(2)
-    got = ekiden.compile(given[kind])(**feed)
-    np.testing.assert_allclose(got.numpy(), expected(**feed), rtol=1e-5, atol=1e-6)
+    actual = ekiden.compile(inputs[kind])(**feed)
+    np.testing.assert_allclose(actual.numpy(), expected(**feed), rtol=1e-5, atol=1e-6)
 
 
 def test_unsupported_model_objects_are_refused() -> None:
@@ -305,6 +307,8 @@ class Unshared:
 
 
 def test_array_conversion_failure_gives_the_reason(exe: ekiden.Executable) -> None:
-    wanted = "input 'x': expected an array of float32, got one of float32: tensors with the neg"
-    with pytest.raises(ekiden.InputError, match=wanted):
+    expected_value = (
+        "input 'x': expected an array of float32, got one of float32: tensors with the neg"
+    )
+    with pytest.raises(ekiden.InputError, match=expected_value):
         exe(Unshared(), np.zeros((1, 1), np.float32))

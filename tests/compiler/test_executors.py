@@ -74,8 +74,8 @@ def test_interpreter_values_convert_both_ways() -> None:
     items = executor.evaluate(cons(relay.const(1), cons(relay.const(2), nil())))
     assert items.constructor.name_hint == "Cons" and items.fields[0].numpy().item() == 1
     assert executor.evaluate(module.get_global_var("sum"))(items).numpy().item() == 3
-    made = executor.evaluate(cons)(5, executor.evaluate(nil)())
-    assert executor.evaluate(module.get_global_var("length"))(made).numpy().item() == 1
+    transformed = executor.evaluate(cons)(5, executor.evaluate(nil)())
+    assert executor.evaluate(module.get_global_var("length"))(transformed).numpy().item() == 1
     adder = executor.evaluate(relay.parse_expr("fn (%x: int32) { fn (%y: int32) { %x + %y } }"))(3)
     assert adder(4).numpy().item() == 7
     cell = executor.evaluate(relay.parse_expr("ref(3)"))
@@ -143,8 +143,8 @@ def test_vm_refuses_invalid_calls(machine: VirtualMachine) -> None:
 
 
 def test_benchmark_runs_requested_repeats(machine: VirtualMachine) -> None:
-    found = machine.benchmark(tvm.cpu(), X, ONES, repeat=3, number=2)
-    assert len(found.results) == 3 and found.min > 0
+    result = machine.benchmark(tvm.cpu(), X, ONES, repeat=3, number=2)
+    assert len(result.results) == 3 and result.min > 0
     named = machine.benchmark(tvm.cpu(), x=X, y=ONES, repeat=1, number=1, end_to_end=True)
     assert named.mean == named.median > 0
 
@@ -183,7 +183,7 @@ def test_frontend_gives_a_module_and_parameters() -> None:
 def test_constructed_values_of_the_machine_are_tuples() -> None:
     module = relay.Prelude().mod
     _, cons, nil = module.get_type("List")
-    made = relay.create_executor("vm", module).evaluate(cons(relay.const(1), nil()))
-    assert isinstance(made, tvm.runtime.container.ADT) and made[0].numpy().item() == 1
-    assert isinstance(made[1], tvm.runtime.container.ADT) and made[1].tag == nil.tag
+    result = relay.create_executor("vm", module).evaluate(cons(relay.const(1), nil()))
+    assert isinstance(result, tvm.runtime.container.ADT) and result[0].numpy().item() == 1
+    assert isinstance(result[1], tvm.runtime.container.ADT) and result[1].tag == nil.tag
     assert tvm.runtime.container.tuple_object([1, 2]) == (1, 2)

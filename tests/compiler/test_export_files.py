@@ -39,9 +39,9 @@ def onnx_file(tmp_path: Path) -> Path:
 
 
 def expect_right(library: Path) -> None:
-    given = arguments(2)
-    result = runtime.load_module(library)["main"](*map(runtime.tensor, given.values()))
-    np.testing.assert_allclose(result.numpy(), expected(**given), rtol=1e-5, atol=1e-6)
+    argument = arguments(2)
+    result = runtime.load_module(library)["main"](*map(runtime.tensor, argument.values()))
+    np.testing.assert_allclose(result.numpy(), expected(**argument), rtol=1e-5, atol=1e-6)
 
 
 def link(*arguments: object) -> None:
@@ -76,13 +76,13 @@ def test_an_archive_builds_by_itself(artifact: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "got"), [("model.bin", "'.bin'"), ("model", "none"), ("model.EKI", "'.EKI'")]
+    ("name", "result"), [("model.bin", "'.bin'"), ("model", "none"), ("model.EKI", "'.EKI'")]
 )
 def test_unknown_suffix_is_refused_before_compiling(
-    name: str, got: str, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, result: str, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
-    message = f"write '{path}': the suffix decides what is written, got {got}: {THERE}"
+    message = f"write '{path}': the suffix decides what is written, got {result}: {THERE}"
     assert main(["compile", "no-such.onnx", "-o", str(path)]) == 1
     assert capsys.readouterr().err == f"ekiden compile: {message}\n"
     for write in (ekiden.load(artifact).export_library, lambda p: ekiden.export(b"none", p)):
@@ -106,9 +106,9 @@ def test_standard_output_holds_the_artifact_alone(onnx_file: Path, tmp_path: Pat
     target = str(Target("llvm"))
     ekiden.export(onnx_file, tmp_path / "m.eki", target=target)
     for command in ("compile", "export"):
-        given = [sys.executable, "-m", "ekiden", command, str(onnx_file), "-o", "/dev/stdout"]
-        given += ["--target", target]
-        done = subprocess.run(given, capture_output=True)
+        inputs = [sys.executable, "-m", "ekiden", command, str(onnx_file), "-o", "/dev/stdout"]
+        inputs += ["--target", target]
+        done = subprocess.run(inputs, capture_output=True)
         assert done.returncode == 0 and done.stdout == (tmp_path / "m.eki").read_bytes()
         assert done.stderr.startswith(b"/dev/stdout: 0.0 MB in ")
 
@@ -172,8 +172,8 @@ def test_a_library_for_another_machine_needs_its_compiler(
 def test_an_artifact_is_not_compiled_again(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["export", str(artifact), "-o", str(tmp_path / "a.so"), "--target", FOREIGN]
-    assert main(given) == 1
+    inputs = ["export", str(artifact), "-o", str(tmp_path / "a.so"), "--target", FOREIGN]
+    assert main(inputs) == 1
     assert capsys.readouterr().err == (
         "ekiden export: an artifact is already compiled: --target and --shape apply to models\n"
     )

@@ -54,8 +54,8 @@ def test_results_stay_the_same(name: str) -> None:
     for fixed in ({"rows": 1, "own": 32}, "order=row unroll=4", {"split": "panels", "spread": 1}):
         executable = ekiden.compile(model(), decisions={name: fixed})
         for n in (1, 9):
-            given = arguments(n)
-            np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
+            argument = arguments(n)
+            np.testing.assert_allclose(executable(**argument), expected(**argument), rtol=1e-5)
 
 
 def artifact(decisions: dict[str, object]) -> bytes:

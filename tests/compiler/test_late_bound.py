@@ -26,9 +26,9 @@ def model() -> ekiden.Executable:
 
 
 def results(exe: ekiden.Executable) -> list[bytes]:
-    found = exe(X)
-    assert isinstance(found, tuple)
-    return [t.numpy().tobytes() for t in found]
+    result = exe(X)
+    assert isinstance(result, tuple)
+    return [t.numpy().tobytes() for t in result]
 
 
 def test_moved_constants_come_back_from_a_file(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_a_module_takes_its_constants_without_the_compiler(tmp_path: Path) -> No
     values = {n: t.numpy() for n, t in runtime.load_params(tmp_path / "weights").items()}
 
     def ran(program: object) -> list[bytes]:
-        found = runtime.vm.VirtualMachine(program, ekiden.cpu()).invoke("main", X)
-        return [t.numpy().tobytes() for t in found]  # type: ignore[attr-defined]
+        actual = runtime.vm.VirtualMachine(program, ekiden.cpu()).invoke("main", X)
+        return [t.numpy().tobytes() for t in actual]  # type: ignore[attr-defined]
 
-    for name, given in (("", str(tmp_path / "weights")), ("_from_map", values)):
+    for name, argument in (("", str(tmp_path / "weights")), ("_from_map", values)):
         loaded = runtime.load_module(tmp_path / "net.so")
         with pytest.raises(LoadError, match="late-bound constants are missing"):
             ran(loaded)
-        loaded[f"load_late_bound_consts{name}"](given)
+        loaded[f"load_late_bound_consts{name}"](argument)
         assert ran(loaded) == expected
     again = runtime.vm.Executable(runtime.load_module(tmp_path / "net.so"))
     again.load_late_bound_consts(tmp_path / "weights")
@@ -103,8 +103,8 @@ def test_other_weights_of_the_same_shape_are_used() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     exe.load_late_bound_consts_from_map({n: t.numpy() * 2 for n, t in moved.items()})
-    found = exe(X)
-    np.testing.assert_allclose(found[0].numpy(), 2 * (X @ BIG.T + SMALL), rtol=1e-4, atol=1e-4)
+    result = exe(X)
+    np.testing.assert_allclose(result[0].numpy(), 2 * (X @ BIG.T + SMALL), rtol=1e-4, atol=1e-4)
 
 
 def test_constants_may_be_unaligned_or_strided() -> None:

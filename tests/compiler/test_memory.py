@@ -137,10 +137,10 @@ def test_many_callers_under_a_limit_get_results_or_a_clean_error() -> None:
         for n in range(500, 4500, 500):
             x = rows(n)
             try:
-                found = executables[index](x)
+                result = executables[index](x)
             except MemoryLimitError:
                 continue
-            if not np.allclose(found.numpy(), x):
+            if not np.allclose(result.numpy(), x):
                 wrong.append(f"{index}: {n}")
             good[index] += 1
 
@@ -161,15 +161,15 @@ def test_the_limit_comes_from_the_environment() -> None:
         "try: runtime.empty((1 << 20,))\n"
         "except MemoryError as error: print(error)\n"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "EKIDEN_MEMORY_LIMIT": "3M"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    assert found[0] == str(3 << 20)
-    assert found[1].startswith(
+    assert result[0] == str(3 << 20)
+    assert result[1].startswith(
         "allocate memory: 4194304 bytes expected within the limit of 3145728"
     )
 

@@ -65,9 +65,9 @@ def test_a_run_takes_what_was_said() -> None:
     reset_peak_memory()
     exe(*inputs)
     peak = memory_stats().peak - before
-    said = run_memory(mlp(), {"n": size, "k": 1}).activations
+    message = run_memory(mlp(), {"n": size, "k": 1}).activations
     # The pool rounds each buffer up, by an eighth at most.
-    assert peak <= 1.125 * said + (1 << 16)
+    assert peak <= 1.125 * message + (1 << 16)
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,16 @@ WANTED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
 
 
 def test_pytree_arguments_are_flattened_by_input_names(tmp_path: Path) -> None:
-    made = executable()
-    made.save(tmp_path / "nested.eki")
-    for each in (made, ekiden.load(tmp_path / "nested.eki")):
+    result = executable()
+    result.save(tmp_path / "nested.eki")
+    for item in (result, ekiden.load(tmp_path / "nested.eki")):
         x = np.asarray(leaf(4))
-        assert numbers(each(PARAMS, x, STATE)) == WANTED
-        assert numbers(each(PARAMS, x, STATE, None)) == WANTED
-        assert numbers(each(PARAMS, {}, x, SimpleNamespace(step=leaf(5), w=leaf(6)))) == WANTED
-        assert numbers(each(PARAMS, state=STATE, x=x)) == WANTED
-        assert numbers(each(*map(leaf, range(1, 7)))) == WANTED
-        assert numbers(each.run_async(PARAMS, x, STATE).result()) == WANTED
+        assert numbers(item(PARAMS, x, STATE)) == WANTED
+        assert numbers(item(PARAMS, x, STATE, None)) == WANTED
+        assert numbers(item(PARAMS, {}, x, SimpleNamespace(step=leaf(5), w=leaf(6)))) == WANTED
+        assert numbers(item(PARAMS, state=STATE, x=x)) == WANTED
+        assert numbers(item(*map(leaf, range(1, 7)))) == WANTED
+        assert numbers(item.run_async(PARAMS, x, STATE).result()) == WANTED
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_an_argument_that_does_not_fit_is_named(
 
 def test_pytree_names_parse_to_access_steps() -> None:
     assert PytreeLeaf.parse("a['it''s']") is None or PytreeLeaf.parse('a["it\'s"]') is not None
-    found = PytreeLeaf.parse("a['b.c'][0].d")
-    assert found is not None
-    assert [key for _, key in found.access_steps] == ["b.c", 0, None]
+    result = PytreeLeaf.parse("a['b.c'][0].d")
+    assert result is not None
+    assert [key for _, key in result.access_steps] == ["b.c", 0, None]
     for name in ("input.1", "onnx::Add_0", "a[<flat index 0>]x", "x:0", ""):
         assert PytreeLeaf.parse(name) is None
     assert PytreeInputs.from_input_names(["x", "y"]) is None

@@ -73,6 +73,6 @@ def test_executables_and_reports_have_html(artifact: Path) -> None:
     shown = Balanced(exe._repr_html_()).text
     assert shown[:5] == [f"Executable for {exe.target}", "name", "dtype", "shape", "input"]
     assert shown[5:8] == ["x", "float32", "n, 3"]
-    given = [np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)]
-    report = profile(exe.raw, "main", given, peak=MachinePeak(1e9, 1e9))
+    inputs = [np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)]
+    report = profile(exe.raw, "main", inputs, peak=MachinePeak(1e9, 1e9))
     assert "Relu 'last'" in Balanced(report._repr_html_()).text

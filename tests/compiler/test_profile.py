@@ -47,8 +47,8 @@ def executable() -> ekiden.Executable:
 def test_work_over_a_dimension_that_is_an_expression() -> None:
     weight = relay.const(np.ones((5, 4), np.float32))
     x = relay.var("x", shape=(relay.SizeVar("n"), 2))
-    made = relay.nn.dense(relay.reshape(x, (-1, 4)), weight)
-    half = ekiden.compile(IRModule.from_expr(relay.Function([x], made)))
+    tensor = relay.nn.dense(relay.reshape(x, (-1, 4)), weight)
+    half = ekiden.compile(IRModule.from_expr(relay.Function([x], tensor)))
     report = half.profile(np.ones((6, 2), np.float32), peak=False)
     assert [call.flops for call in report.calls if "dense" in call.name] == [2 * 3 * 4 * 5]
 
@@ -68,8 +68,10 @@ def test_each_kernel_call_is_reported(executable: ekiden.Executable) -> None:
 def test_each_instruction_is_counted(executable: ekiden.Executable) -> None:
     report = profile(executable.raw, "main", [X])
     lines = [line for line in executable.disassemble().splitlines() if ": " in line[:8]]
-    assert [each.instruction for each in report.instructions] == list(range(len(lines)))
-    assert all(each.count == 1 for each in report.instructions)
+    assert [instruction.instruction for instruction in report.instructions] == list(
+        range(len(lines))
+    )
+    assert all(instruction.count == 1 for instruction in report.instructions)
     assert report.instructions[-1].name == "Ret"
 
 
@@ -127,9 +129,9 @@ def test_gather_traffic_counts_taken_rows_only() -> None:
 
 def test_the_work_of_attention_is_counted() -> None:
     b, n = relay.SizeVar("b"), relay.SizeVar("n")
-    given = [relay.var(name, shape=(b, 2, n, 8)) for name in "qkv"]
-    made = relay.Function(given, relay.nn.attention(*given))
-    report = ekiden.compile(IRModule.from_expr(made)).profile(
+    inputs = [relay.var(name, shape=(b, 2, n, 8)) for name in "qkv"]
+    result = relay.Function(inputs, relay.nn.attention(*inputs))
+    report = ekiden.compile(IRModule.from_expr(result)).profile(
         *[np.ones((3, 2, 16, 8), np.float32)] * 3, peak=False
     )
     assert [c.flops for c in report.calls if c.title == "attention"] == [
@@ -139,12 +141,12 @@ def test_the_work_of_attention_is_counted() -> None:
 
 def test_kernels_without_vectors_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "def @main(%x: Tensor[(512), float32]) { nn.relu(%x) }"
-    given = np.ones(512, np.float32)
-    report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
+    data = np.ones(512, np.float32)
+    report = ekiden.compile(relay.parse(program)).profile(data, peak=False)
     assert not any("scalar" in report.cells(row)[7] for row in report.rows())
     monkeypatch.setattr("ekiden.backend.kernels.kernel_facts._has_vectors", lambda lowered: False)
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
-    report = ekiden.compile(relay.parse(program)).profile(given, peak=False)
+    report = ekiden.compile(relay.parse(program)).profile(data, peak=False)
     assert [report.cells(row)[7] for row in report.rows()] == ["scalar"]
     assert [c["Vectors"] for c in json.loads(report.json())["calls"]] == [False]
 

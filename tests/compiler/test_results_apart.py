@@ -47,14 +47,14 @@ def check_apart(run: Callable[[object], object], argument: object, memory: np.nd
     torch = pytest.importorskip("torch")
     before = memory.copy()
     results = leaves(run(argument))
-    wanted = [result.numpy().copy() for result in results]
-    for result, first in zip(results, wanted, strict=True):
+    expected = [result.numpy().copy() for result in results]
+    for result, first in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result.numpy(), first)
         if not result.readonly:
             result.numpy().fill(9)
         torch.from_dlpack(result).fill_(8)
     np.testing.assert_array_equal(memory, before)
-    for again, first in zip(leaves(run(argument)), wanted, strict=True):
+    for again, first in zip(leaves(run(argument)), expected, strict=True):
         np.testing.assert_array_equal(again.numpy(), first)
 
 

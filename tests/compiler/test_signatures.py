@@ -57,8 +57,8 @@ def test_every_executor_refuses_in_the_same_words(executor: str) -> None:
 def test_a_function_that_gives_its_argument_back_checks_it() -> None:
     exe = relay.vm.compile(relay.parse("def @main(%x: Tensor[(2,), float32]) { %x }"))
     machine = vm.VirtualMachine(exe)
-    wanted = "input 'x': expected Tensor[(2), float32], got (5) float32"
-    assert message_of(machine.invoke, "main", f32(5)) == wanted
+    expected = "input 'x': expected Tensor[(2), float32], got (5) float32"
+    assert message_of(machine.invoke, "main", f32(5)) == expected
     assert machine.invoke("main", f32(2)).shape == (2,)  # type: ignore[attr-defined]
 
 
@@ -70,15 +70,15 @@ def test_non_main_functions_check_their_arguments() -> None:
     raw = ekiden.compile(relay.parse(text)).raw
     assert "other" in raw.globals
     machine = vm.VirtualMachine(raw)
-    wanted = "input 'a': expected Tensor[(n, n), float32] with n = 2, got (2, 3) float32"
-    assert message_of(machine.invoke, "other", f32(2, 3)) == wanted
+    expected = "input 'a': expected Tensor[(n, n), float32] with n = 2, got (2, 3) float32"
+    assert message_of(machine.invoke, "other", f32(2, 3)) == expected
 
 
 def test_tuple_arguments_are_checked_by_field() -> None:
     text = "def @main(%t: (Tensor[(n,), float32], Tensor[(n,), float32])) { %t.0 + %t.1 }"
     machine = vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
-    wanted = "field 1 of input 't': expected Tensor[(n), float32] with n = 2, got (3) float32"
-    assert message_of(machine.invoke, "main", (f32(2), f32(3))) == wanted
+    expected = "field 1 of input 't': expected Tensor[(n), float32] with n = 2, got (3) float32"
+    assert message_of(machine.invoke, "main", (f32(2), f32(3))) == expected
     assert message_of(machine.invoke, "main", (f32(2),)) == (
         "input 't': expected a tuple of 2, got a tuple of 1"
     )
@@ -103,25 +103,25 @@ def test_a_graph_executor_names_the_input_too() -> None:
     lib = relay.build(relay.parse("def @main(%x: Tensor[(2, 2), float32]) { exp(%x) }"))
     module = lib["default"](ekiden.cpu(0))
     module["set_input"]("x", ekiden.tensor(f32(2, 3)))
-    wanted = "input 'x': expected Tensor[(2, 2), float32], got (2, 3) float32"
-    assert message_of(module["run"]) == wanted
+    expected = "input 'x': expected Tensor[(2, 2), float32], got (2, 3) float32"
+    assert message_of(module["run"]) == expected
 
 
 def test_elements_of_a_sequence_are_held_against_their_type() -> None:
     kind = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(
-        [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)], "g", [kind], [made]
+        [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)], "g", [kind], [result]
     )
     exe = ekiden.compile(helper.make_model(graph))
     assert exe([f32(2), f32(2)]).shape == (4,)
-    wanted = "input 's[1]': expected Tensor[(2), float32], got (3) float32"
-    assert message_of(exe, [f32(2), f32(3)]) == wanted
-    wanted = "input 's[0]': expected Tensor[(2), float32], got (2) float64"
-    assert message_of(exe, [np.ones(2), f32(3)]) == wanted
+    expected = "input 's[1]': expected Tensor[(2), float32], got (3) float32"
+    assert message_of(exe, [f32(2), f32(3)]) == expected
+    expected = "input 's[0]': expected Tensor[(2), float32], got (2) float64"
+    assert message_of(exe, [np.ones(2), f32(3)]) == expected
 
 
 def test_a_bound_run_is_refused_when_it_is_bound() -> None:
     exe = ekiden.compile(relay.parse("def @main(%x: Tensor[(2, 2), float32]) { exp(%x) }"))
-    wanted = "input 'x': expected Tensor[(2, 2), float32], got (2, 3) float32"
-    assert message_of(exe.bind, f32(2, 3)) == wanted
+    expected = "input 'x': expected Tensor[(2, 2), float32], got (2, 3) float32"
+    assert message_of(exe.bind, f32(2, 3)) == expected

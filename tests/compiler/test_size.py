@@ -49,8 +49,8 @@ def test_small_weights_stay_as_they_are_and_kernels_too(convolution: Path) -> No
     assert small.stored_weight_bytes < 1.01 * WEIGHT.nbytes < 2 * WEIGHT.nbytes
     assert fast.stored_weight_bytes == fast.weight_bytes[1] == 4 * WEIGHT.nbytes
     assert small.weight_bytes[1] == 5 * WEIGHT.nbytes
-    wanted = fast(X).numpy()
-    np.testing.assert_allclose(small(X).numpy(), wanted, rtol=1e-5, atol=1e-5)
+    expected = fast(X).numpy()
+    np.testing.assert_allclose(small(X).numpy(), expected, rtol=1e-5, atol=1e-5)
     assert [i for i in small.primitive_ops if "winograd_conv2d" in i or "without" in i]
 
 
@@ -60,34 +60,34 @@ def test_small_artifacts_are_saved_loaded_and_copied(
     convolution: Path, tmp_path: Path, executor: str
 ) -> None:
     small = ekiden.compile(convolution, size="small", executor=executor)
-    wanted = small(X).numpy()
+    expected = small(X).numpy()
     small.save(tmp_path / "small.eki")
     assert (tmp_path / "small.eki").stat().st_size < 2 * WEIGHT.nbytes
     for again in (ekiden.load(tmp_path / "small.eki"), pickle.loads(pickle.dumps(small))):
-        np.testing.assert_array_equal(again(X).numpy(), wanted)
+        np.testing.assert_array_equal(again(X).numpy(), expected)
         assert again.stored_weight_bytes == small.stored_weight_bytes
 
 
 def test_small_artifacts_accept_late_bound_weights(convolution: Path, tmp_path: Path) -> None:
     small = ekiden.compile(convolution, size="small")
-    wanted = small(X).numpy()
+    expected = small(X).numpy()
     small.move_late_bound_consts(tmp_path / "weights", 1000)
     small.save(tmp_path / "code.eki")
     bare = ekiden.load(tmp_path / "code.eki")
     assert bare.stored_weight_bytes == small.stored_weight_bytes
     bare.load_late_bound_consts(tmp_path / "weights")
-    np.testing.assert_array_equal(bare(X).numpy(), wanted)
+    np.testing.assert_array_equal(bare(X).numpy(), expected)
 
 
 @pytest.mark.slow
 def test_small_variants_store_source_weights_once(convolution: Path) -> None:
     """Of what other variants make, this machine's knows nothing."""
     levels = ["x86-64-v4", "x86-64-v3", "x86-64"]
-    targets = [f"llvm -mcpu={each}" for each in levels] + ["llvm -mcpu=neoverse-n1"]
+    targets = [f"llvm -mcpu={level}" for level in levels] + ["llvm -mcpu=neoverse-n1"]
     small = ekiden.compile(convolution, targets, size="small")
     assert small.stored_weight_bytes < 1.1 * WEIGHT.nbytes
-    wanted = ekiden.compile(convolution)(X).numpy()
-    np.testing.assert_allclose(small(X).numpy(), wanted, rtol=1e-4, atol=1e-4)
+    expected = ekiden.compile(convolution)(X).numpy()
+    np.testing.assert_allclose(small(X).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -121,12 +121,12 @@ def test_derived_constant_tables_are_validated(convolution: Path) -> None:
             if bad.tobytes() == table:
                 continue
             replaced = {Section.DERIVED: bad.tobytes()}
-            made = assemble_in_memory(
+            result = assemble_in_memory(
                 SectionSource(k, lambda _, p=replaced.get(k, p): [p], v)  # noqa: B008
                 for k, v, p in parts
             )
             try:
-                ekiden.load(bytes(made))
+                ekiden.load(bytes(result))
             except ekiden.LoadError:
                 refused += 1
             except (TypeError, ValueError) as error:  # a kernel that does not take what it is given

@@ -71,12 +71,12 @@ def test_jit_kernel_runs_immediately() -> None:
 def _offers() -> list[str]:
     inputs = [te.placeholder((8,), "float32"), te.placeholder((8,), "float32")]
     kind = TensorType((8,))
-    given = (get_op("add"), None, inputs, kind, "llvm")
-    chosen, outputs = te_compiler.select_implementation(*given)
+    arguments = (get_op("add"), None, inputs, kind, "llvm")
+    chosen, outputs = te_compiler.select_implementation(*arguments)
     assert [tuple(t.shape) for t in outputs] == [(8,)]
-    valid = te_compiler.get_valid_implementations(*given)
-    assert chosen.name in [each.name for each in valid]
-    return [chosen.name, *sorted(each.name for each in valid)]
+    valid = te_compiler.get_valid_implementations(*arguments)
+    assert chosen.name in [item.name for item in valid]
+    return [chosen.name, *sorted(item.name for item in valid)]
 
 
 def test_strategy_implementations_are_selected_by_level(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +85,10 @@ def test_strategy_implementations_are_selected_by_level(monkeypatch: pytest.Monk
     def strategy(
         attrs: Attrs | None, inputs: Sequence[te.Tensor], out: Type, target: Target
     ) -> OpStrategy:
-        made = OpStrategy()
+        result = OpStrategy()
         for name, level in (("slow", 5), ("fast", 15), ("other", 10)):
-            made.add_implementation(lambda a, x, o: [ekiden.topi.add(*x)], None, name, level)
-        return made
+            result.add_implementation(lambda a, x, o: [ekiden.topi.add(*x)], None, name, level)
+        return result
 
     add = get_op("add")
     add.set_attr("FTVMStrategy", strategy)

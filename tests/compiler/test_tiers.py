@@ -148,25 +148,25 @@ def test_calls_of_four_threads_while_kernels_are_replaced(
     def call() -> None:
         begun.wait()
         for _ in range(calls):
-            found = exe(X).numpy()
-            if not close(found, expected):
-                wrong.append(found)
+            actual = exe(X).numpy()
+            if not close(actual, expected):
+                wrong.append(actual)
 
     threads = [threading.Thread(target=call) for _ in range(4)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     begun.wait()
     held()
     exe.wait(NEVER)
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert not wrong
 
 
 def test_results_go_where_they_were_bound(held: Callable[[], None]) -> None:
     exe = quick()
-    expected, given, out = exe(X).numpy(), X.copy(), np.zeros((2, 16), "float32")
-    run = exe.bind(given, out=out)
+    expected, argument, out = exe(X).numpy(), X.copy(), np.zeros((2, 16), "float32")
+    run = exe.bind(argument, out=out)
     run()
     assert close(out, expected)
     held()
@@ -213,8 +213,8 @@ def test_kernels_without_general_form_are_compiled_first() -> None:
     x = relay.var("x", shape=(3, 4), dtype="float32")
     exe = quick(IRModule.from_expr(relay.Function([x], relay.cumsum(x, axis=1))))
     assert set(exe.tiers.values()) == {"compiled"}
-    given = np.arange(12, dtype="float32").reshape(3, 4)
-    assert np.array_equal(exe(given).numpy(), given.cumsum(1))
+    data = np.arange(12, dtype="float32").reshape(3, 4)
+    assert np.array_equal(exe(data).numpy(), data.cumsum(1))
 
 
 def test_an_error_is_told_by_its_class(
@@ -343,7 +343,7 @@ def test_an_executable_that_cannot_be_made_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(parallel, "start_workers", lambda *given: started.append(given))
+    monkeypatch.setattr(parallel, "start_workers", lambda *argument: started.append(argument))
     with pytest.raises(ValueError, match="num_threads"):
         quick(num_threads=0)
     assert not started

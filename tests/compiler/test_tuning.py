@@ -32,9 +32,9 @@ def task() -> Task:
 
 def found(task: Task, **fields: object) -> Records:
     """Records with one decision that is not the default's."""
-    said = {"workload": task.workload, "target": str(task.target), "rule": "dense_pack"}
-    said |= {"choice": "rows=1 order=row", "name": task.name, "ratio": 0.5, "at": 1.0}
-    return Records([Best(**{**said, **fields})])  # type: ignore[arg-type]
+    message = {"workload": task.workload, "target": str(task.target), "rule": "dense_pack"}
+    message |= {"choice": "rows=1 order=row", "name": task.name, "ratio": 0.5, "at": 1.0}
+    return Records([Best(**{**message, **fields})])  # type: ignore[arg-type]
 
 
 def test_tuned_records_select_kernels(task: Task, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,8 +42,8 @@ def test_tuned_records_select_kernels(task: Task, caplog: pytest.LogCaptureFixtu
         executable = ekiden.compile(model(), records=found(task))
     assert any("1 of" in r.message and "are tuned" in r.message for r in caplog.records)
     for n in (1, 9):
-        given = arguments(n)
-        np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
+        argument = arguments(n)
+        np.testing.assert_allclose(executable(**argument), expected(**argument), rtol=1e-5)
 
 
 def artifact(records: Records | None, decisions: dict[str, object] | None = None) -> bytes:
@@ -64,10 +64,12 @@ def test_records_are_part_of_what_is_cached_and_decisions_go_first(task: Task) -
 def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
     one, many = [{"n0": 1}], [{"n0": 64}, {"n0": 128}]
     records = found(task, sizes=one)
-    said = {"workload": task.workload, "target": str(task.target), "at": 1.0}
+    message = {"workload": task.workload, "target": str(task.target), "at": 1.0}
     records.append(
-        Best(**said, rule="dense_pack", choice="rows=2 order=row", ratio=0.6, sizes=many),
-        Trial(**said, rule="dense_pack", choice="rows=3 order=row", ratio=1.1, sizes=[{"n0": 900}]),
+        Best(**message, rule="dense_pack", choice="rows=2 order=row", ratio=0.6, sizes=many),
+        Trial(
+            **message, rule="dense_pack", choice="rows=3 order=row", ratio=1.1, sizes=[{"n0": 900}]
+        ),
     )
     assert records.by_sizes()[task.key] == [
         [one, "dense_pack", "rows=1 order=row"],
@@ -76,8 +78,8 @@ def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
     ]
     executable = ekiden.compile(model(), records=records)
     for n in (1, 8, 9, 100, 400):
-        given = arguments(n)
-        np.testing.assert_allclose(executable(**given), expected(**given), rtol=1e-5)
+        argument = arguments(n)
+        np.testing.assert_allclose(executable(**argument), expected(**argument), rtol=1e-5)
     assert artifact(records) not in (artifact(None), artifact(found(task)))
 
 
@@ -85,8 +87,8 @@ def test_sizes_count_as_often_as_they_come() -> None:
     runs = [{"x": (n, 3)} for n in (1, 1, 8, 1)]
     dims = profile_sizes(model(), runs)
     assert dims == [({"n": 1}, 0.75), ({"n": 8}, 0.25)]
-    for each in (dims, {"n": {1: 3.0, 8: 1.0}}):
-        for task in extract_tasks(model(), "llvm", each).tasks:
+    for item in (dims, {"n": {1: 3.0, 8: 1.0}}):
+        for task in extract_tasks(model(), "llvm", item).tasks:
             assert [s["n0"] for s in task.sizes] == [1, 8] and task.shares == (0.75, 0.25)
     assert all(not t.shares for t in extract_tasks(model(), None, {"n": {1: 2, 8: 2}}).tasks)
     with pytest.raises(InputError, match="no input is named 'z'; there are x"):
@@ -122,12 +124,12 @@ REFUSED = {
 def test_a_record_that_does_not_apply_is_named(
     name: str, task: Task, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fields, said = REFUSED[name]
+    fields, output = REFUSED[name]
     with caplog.at_level(logging.WARNING, "ekiden"):
-        made = artifact(found(task, **fields))
-    assert made == artifact(None)
+        result = artifact(found(task, **fields))
+    assert result == artifact(None)
     (message,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert message.startswith("records: ") and said in message
+    assert message.startswith("records: ") and output in message
 
 
 def test_the_environment_names_records(
@@ -202,15 +204,15 @@ def test_the_command_line_tunes_and_compiles(
 ) -> None:
     file, records, page = (str(tmp_path / n) for n in ("m.onnx", "r.json", "report.html"))
     onnx.save(model(), file)
-    given = ["tune", file, "-o", records, "--trials", "3", "--dim", "n=4", "--report", page]
-    assert main(given) == 0
+    inputs = ["tune", file, "-o", records, "--trials", "3", "--dim", "n=4", "--report", page]
+    assert main(inputs) == 0
     shown = capsys.readouterr()
     assert "dense_pack" in shown.out and "3 of 3 trials" in shown.err
     assert len(Records.open(records).query(kind="trial")) == 3
     assert "no records" not in shown.out
     with open(records, "a") as file_of_records:
         file_of_records.write("a line of something else\n")
-    assert main(given) == 0  # everything was tried already
+    assert main(inputs) == 0  # everything was tried already
     assert f"'{records}': lines that are no records: 1" in capsys.readouterr().out
     assert len(Records.open(records).query(kind="trial")) == 3
     text = Path(page).read_text()

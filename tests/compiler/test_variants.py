@@ -60,9 +60,9 @@ X = np.random.default_rng(1).normal(size=(7, 48)).astype("float32")
 
 
 def result(exe: ekiden.Executable, *args: object) -> Array:
-    found = exe(*args)
-    assert isinstance(found, runtime.Tensor)
-    return found.numpy()
+    actual = exe(*args)
+    assert isinstance(actual, runtime.Tensor)
+    return actual.numpy()
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
@@ -92,9 +92,9 @@ def test_equal_sections_are_stored_once() -> None:
     targets = [target(c) for c in (*LEVELS[HERE][:1], OLDEST)]
     apart = [compile_to_bytes(weights_model(), t) for t in targets]
     both = compile_to_bytes(weights_model(), targets)
-    found = [(kind, variant) for kind, variant, _ in read_sections(both)]
+    actual = [(kind, variant) for kind, variant, _ in read_sections(both)]
     own = (Section.PRIMITIVES, Section.CODE, Section.IMAGE, Section.METADATA)
-    assert found == [(Section.GLOBALS, 0), (Section.CONSTANTS, 0), (Section.TYPES, 0),
+    assert actual == [(Section.GLOBALS, 0), (Section.CONSTANTS, 0), (Section.TYPES, 0),
                      *((k, v) for v in (1, 2) for k in own)]  # fmt: skip
     sizes = [next(len(p) for k, _, p in read_sections(d) if k is Section.CONSTANTS) for d in apart]
     union = next(len(p) for k, _, p in read_sections(both) if k is Section.CONSTANTS)
@@ -122,19 +122,19 @@ def test_code_that_this_machine_cannot_run_is_refused_by_name(tmp_path: Path) ->
     assert str(caught.value) == f"load executable: {lacks}: {foreign}"
     path = tmp_path / "model.eki"
     there = cpu_flags()
-    mine = [
+    local = [
         f
         for f in FEATURE_TABLE.values()
         if f.architecture == HERE and f.name not in unused_features(HERE)
     ]
-    missing = [f.name for f in mine if f.flag and f.flag not in there]
+    missing = [f.name for f in local if f.flag and f.flag not in there]
     if HERE == "x86-64" and missing:
         newest = f"llvm -mcpu=x86-64-v4 -mattr={missing[0]}"
         path.write_bytes(compile_to_bytes(model(), [newest, OTHER]))
         with pytest.raises(ekiden.LoadError) as caught:
             runtime.Executable.load(path)
-        got = " ".join(f for f in Target.parse(newest).needs if f not in cpu_flags())
-        assert str(caught.value) == f"load '{path}': {lacks}: {got} (x86-64-v4), {foreign}"
+        actual = " ".join(f for f in Target.parse(newest).needs if f not in cpu_flags())
+        assert str(caught.value) == f"load '{path}': {lacks}: {actual} (x86-64-v4), {foreign}"
 
 
 def cpu_flags() -> set[str]:
@@ -188,8 +188,8 @@ def test_several_devices() -> None:
     there = relay.annotation.on_device(relay.nn.dense(x, weight), cpu(1), constrain_result=True)
     module = IRModule.from_expr(relay.Function([x], relay.nn.relu(there)))
     want = result(ekiden.compile(module, {cpu(0): "llvm", cpu(1): "llvm"}), X[:4])
-    given = [OTHER, "llvm"]
-    for targets in ({cpu(0): given, cpu(1): given}, [cpu(0), cpu(1), *given]):
+    inputs = [OTHER, "llvm"]
+    for targets in ({cpu(0): inputs, cpu(1): inputs}, [cpu(0), cpu(1), *inputs]):
         exe = ekiden.compile(module, targets)
         assert Target.parse(exe.target) == Target.host() and exe.raw.devices == [cpu(0), cpu(1)]
         assert (result(exe, X[:4]) == want).all()
@@ -200,8 +200,8 @@ def test_exported_libraries_choose_too(tmp_path: Path) -> None:
     exe = ekiden.compile(model(), [OTHER, "llvm"])
     exe.export_library(tmp_path / "model.so")
     feed = arguments(3)
-    found = runtime.load_module(tmp_path / "model.so")["main"](*feed.values())
-    assert (found.numpy() == result(exe, *feed.values())).all()
+    actual = runtime.load_module(tmp_path / "model.so")["main"](*feed.values())
+    assert (actual.numpy() == result(exe, *feed.values())).all()
 
 
 # Notation ----------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_variants_in_configurations() -> None:
     assert config.target is config.primitive_targets[0] and len(config.devices) == 1
     assert compilation_config([cpu(1)]).primitive_targets == (Target.host(),)
     mixed = compilation_config([cpu(1), "llvm", OTHER])
-    assert [each.device for each in mixed.devices] == [cpu(1), cpu(0)]
+    assert [device.device for device in mixed.devices] == [cpu(1), cpu(0)]
     assert mixed.primitive_targets == (Target.host(), Target.parse(OTHER))
 
 
@@ -229,20 +229,22 @@ def test_a_variant_that_would_never_run_is_refused() -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, made = tmp_path / "model.onnx", tmp_path / "model.eki"
+    path, output = tmp_path / "model.onnx", tmp_path / "model.eki"
     path.write_bytes(model().SerializeToString())
-    assert main(["compile", str(path), "--target", OTHER, "--target", "llvm", "-o", str(made)]) == 0
+    assert (
+        main(["compile", str(path), "--target", OTHER, "--target", "llvm", "-o", str(output)]) == 0
+    )
     assert "input x: float32[n, 3]" in capsys.readouterr().out
-    assert main(["inspect", str(made)]) == 0
+    assert main(["inspect", str(output)]) == 0
     *_, other, chosen = capsys.readouterr().out.splitlines()
     assert (other, chosen) == (f"  {Target.parse(OTHER)}", f"* {Target.host()}")
 
 
 def test_the_command_line_compiles_for_other_machines(tmp_path: Path) -> None:
-    path, made = tmp_path / "model.onnx", tmp_path / "model.eki"
+    path, output = tmp_path / "model.onnx", tmp_path / "model.eki"
     path.write_bytes(model().SerializeToString())
-    assert main(["compile", str(path), "--target", OTHER, "-o", str(made)]) == 0
-    assert made.read_bytes() == compile_to_bytes(str(path), OTHER)
+    assert main(["compile", str(path), "--target", OTHER, "-o", str(output)]) == 0
+    assert output.read_bytes() == compile_to_bytes(str(path), OTHER)
 
 
 @pytest.mark.parametrize("none", [[], {}])

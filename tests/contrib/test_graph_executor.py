@@ -43,8 +43,8 @@ def expected() -> list[np.ndarray]:
 
 def check(module: GraphModule) -> None:
     assert module.get_num_outputs() == 3
-    for index, wanted in enumerate(expected()):
-        np.testing.assert_allclose(module.get_output(index).numpy(), wanted, rtol=1e-4)
+    for index, expected_value in enumerate(expected()):
+        np.testing.assert_allclose(module.get_output(index).numpy(), expected_value, rtol=1e-4)
 
 
 def test_inputs_are_set_and_outputs_asked_for(module: GraphModule) -> None:
@@ -78,19 +78,19 @@ def test_a_shared_output_is_written_by_its_kernel() -> None:
     out = [runtime.tensor(np.zeros_like(X)) for _ in range(3)]
     for index, tensor in enumerate(out):
         module.set_output_zero_copy(index, tensor)
-    wanted = np.exp(X) / np.exp(X).sum(1, keepdims=True)
+    expected_value = np.exp(X) / np.exp(X).sum(1, keepdims=True)
     for scale in (1, 2):
-        module.run(x=scale * np.log(wanted))
-        power = wanted**scale
+        module.run(x=scale * np.log(expected_value))
+        power = expected_value**scale
         for tensor in (out[0], out[2]):
             np.testing.assert_allclose(tensor.numpy(), power / power.sum(1, keepdims=True), 1e-4)
-        np.testing.assert_allclose(out[1].numpy(), scale * np.log(wanted), 1e-6)
+        np.testing.assert_allclose(out[1].numpy(), scale * np.log(expected_value), 1e-6)
     own = module.module["get_output"](0).numpy()
     assert np.shares_memory(own, out[0].numpy())
     module.set_input_zero_copy("x", out[0])  # read while it is written: copied in the end
     out[0].numpy()[:] = X
     module.run()
-    np.testing.assert_allclose(out[0].numpy(), wanted, 1e-4)
+    np.testing.assert_allclose(out[0].numpy(), expected_value, 1e-4)
     assert not np.shares_memory(module.module["get_output"](0).numpy(), out[0].numpy())
 
 
@@ -310,9 +310,9 @@ def test_graph_executor_benchmark_measures_runs(module: GraphModule) -> None:
 
 @pytest.fixture
 def debug(lib: ExecutorFactoryModule, tmp_path: Path) -> Iterator[debug_executor.GraphModuleDebug]:
-    made = debug_executor.create(lib.get_graph_json(), lib, HOST, dump_root=str(tmp_path))
-    yield made
-    made.exit()
+    result = debug_executor.create(lib.get_graph_json(), lib, HOST, dump_root=str(tmp_path))
+    yield result
+    result.exit()
 
 
 def test_the_debugger_shows_what_each_node_gives(
@@ -341,7 +341,7 @@ def test_the_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug)
     debug.set_input("x", X)
     times = debug.run_individual(number=1, repeat=2)
     nodes = debug.debug_datum.get_graph_nodes()
-    assert [len(each) for each in times] == [2] * len(nodes)
+    assert [len(time) for time in times] == [2] * len(nodes)
     assert all((sum(t) > 0) == ("fused" in str(n["op"])) for t, n in zip(times, nodes, strict=True))
     with pytest.raises(InputError, match="node: a number below"):
         debug.run_individual_node(len(nodes))
@@ -355,8 +355,8 @@ def test_the_factory_makes_the_debuggers_module(lib: ExecutorFactoryModule) -> N
     module["run"]()
     plain = graph_executor.GraphModule(lib["default"](HOST))
     plain.run(x=X)
-    given = module["get_output"](0).numpy()  # of the graph, as from any graph executor
-    assert given.tolist() == plain.get_output(0).numpy().tolist()
+    argument = module["get_output"](0).numpy()  # of the graph, as from any graph executor
+    assert argument.tolist() == plain.get_output(0).numpy().tolist()
     debug = debug_executor.GraphModuleDebug(module, [HOST], lib.get_graph_json())
     debug.set_input(x=X)
     debug.run(number=1)

@@ -32,12 +32,12 @@ host, exe = ekiden.compile(data), ekiden.compile(data, "cuda")
 
 def tried(name: str, run: Callable[[], object]) -> None:
     try:
-        found = run()
+        actual = run()
     except (ekiden.runtime.errors.EkidenError, MemoryError) as error:
         print(f"{name}: {type(error).__name__}: {error}")
         return
-    assert isinstance(found, ekiden.runtime.Tensor)
-    value = found.numpy()
+    assert isinstance(actual, ekiden.runtime.Tensor)
+    value = actual.numpy()
     print(f"{name}: {float(np.abs(value - 1 / len(value)).max()) < 1e-6}")
 
 

@@ -65,10 +65,10 @@ def main() -> None:
     print(f"other name|{called(MODULE, 'g')}")
     library.stand_in_modules.restype = ctypes.c_long
     before, rng = library.stand_in_modules(), random.Random(1)
-    said = [called(damaged(rng)) for _ in range(2000)]
-    refused = sum("its code is no SPIR-V" in s or "it is SPIR-V" in s for s in said)
+    message = [called(damaged(rng)) for _ in range(2000)]
+    refused = sum("its code is no SPIR-V" in s or "it is SPIR-V" in s for s in message)
     reached = library.stand_in_modules() - before
-    print(f"damaged|{refused} refused, {reached} reached it of {len(said)}")
+    print(f"damaged|{refused} refused, {reached} reached it of {len(message)}")
 
 
 main()

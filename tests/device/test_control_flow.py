@@ -180,8 +180,10 @@ MODELS = {
 
 
 def results(exe: ekiden.Executable, args: Arrays) -> list[np.ndarray]:
-    found = exe(*args)
-    return [np.asarray(each.numpy()) for each in (found if isinstance(found, tuple) else (found,))]
+    result = exe(*args)
+    return [
+        np.asarray(item.numpy()) for item in (result if isinstance(result, tuple) else (result,))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +195,12 @@ def test_data_dependent_programs_run_matmuls_on_device(
 ) -> None:
     build, args, product = MODELS[name]
     source = build()
-    wanted = results(ekiden.compile(source), args)
+    expected_value = results(ekiden.compile(source), args)
     exe = ekiden.compile(source, "opencl", executor=executor)
     exe.save(tmp_path / "model.eki")
-    for each in (exe, ekiden.load(tmp_path / "model.eki")):
-        for found, expected in zip(results(each, args), wanted, strict=True):
-            np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
+    for item in (exe, ekiden.load(tmp_path / "model.eki")):
+        for actual, expected in zip(results(item, args), expected_value, strict=True):
+            np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
     assert product not in exe.placement.partition("cpu(0)")[2]
     calls = exe.profile(*args, peak=False).calls
     assert any(product in call.title for call in calls)

@@ -46,17 +46,17 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(paths: Path, name: str, tmp_path: Path, **environment: str) -> None:
     """What one part of the program does; its libraries are found in its folder."""
-    given = {"LD_LIBRARY_PATH": str(paths), "EKIDEN_CACHE_DIR": str(tmp_path / "cache")}
+    inputs = {"LD_LIBRARY_PATH": str(paths), "EKIDEN_CACHE_DIR": str(tmp_path / "cache")}
     # leaks are told by the stand-in: of a device that is lost nothing can be given back
-    given |= {"ASAN_OPTIONS": "detect_leaks=0", "EKIDEN_NVRTC": ""}
-    found = subprocess.run(
+    inputs |= {"ASAN_OPTIONS": "detect_leaks=0", "EKIDEN_NVRTC": ""}
+    result = subprocess.run(
         [str(paths / "paths"), name],
-        env={**os.environ, **given, **environment},
+        env={**os.environ, **inputs, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @alike(4)
@@ -73,8 +73,8 @@ def test_missing_cuda_libraries_name_the_package(paths: Path, tmp_path: Path) ->
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(paths / "libcuda.so.1", alone)
-    wanted = "pip install nvidia-cuda-nvrtc"
-    ran(paths, "no NVRTC", tmp_path, LD_LIBRARY_PATH=str(alone), WANTED=wanted)
+    expected = "pip install nvidia-cuda-nvrtc"
+    ran(paths, "no NVRTC", tmp_path, LD_LIBRARY_PATH=str(alone), WANTED=expected)
     named = f"{alone}/libnvrtc.so"
     ran(paths, "no NVRTC", tmp_path, EKIDEN_NVRTC=named, WANTED="EKIDEN_NVRTC names no NVRTC")
 
@@ -96,10 +96,10 @@ def test_nvrtc_compiles_kernels(tmp_path: Path) -> None:
     that the stand-in claims to be, which it cannot load.
     """
     folders = [Path(f) for f in (find_spec("nvidia") or NOTHING).submodule_search_locations or ()]
-    found = [p for f in folders for p in f.glob("*/lib/libnvrtc.so.1[1-3]")]
-    if not found:
+    result = [p for f in folders for p in f.glob("*/lib/libnvrtc.so.1[1-3]")]
+    if not result:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
     plain = program(tmp_path, ())  # NVIDIA's library does not bear AddressSanitizer
-    ran(plain, "NVRTC", tmp_path, EKIDEN_NVRTC=str(found[0]))
+    ran(plain, "NVRTC", tmp_path, EKIDEN_NVRTC=str(result[0]))
     (kept,) = (tmp_path / "cache" / "device").iterdir()
     assert b"\177ELF" in kept.read_bytes()[:32]

@@ -37,23 +37,23 @@ def nvrtc_library() -> ctypes.CDLL | None:
     """NVIDIA's compiler as a library, where its package is installed."""
     home = find_spec("nvidia")
     folders = list(home.submodule_search_locations or ()) if home is not None else []
-    found = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
-    return ctypes.CDLL(str(found[0])) if found else None
+    result = [p for f in folders for p in Path(f).glob("**/lib/libnvrtc.so.*")]
+    return ctypes.CDLL(str(result[0])) if result else None
 
 
 @pytest.fixture(scope="module")
 def nvrtc() -> ctypes.CDLL:
     """The same, or a skip."""
-    found = nvrtc_library()
-    if found is None:
+    result = nvrtc_library()
+    if result is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
-    return found
+    return result
 
 
 def kernels(name: str, shared: int | None) -> Iterator[DeviceKernel]:
     """Those of a case of the families."""
-    program, given, *_ = families.CASES[name]
-    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(given)]
+    program, argument, *_ = families.CASES[name]
+    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(argument)]
     module = IRModule.from_expr(relay.Function(params, program(*params)))
     fixed = {} if shared is None else {"thread_product": {"shared": shared}}
     with ekiden.transform.PassContext(config={"kernels.decisions": fixed}):
@@ -79,8 +79,8 @@ def translated(
         ctypes.byref(program), kernel.code, kernel.name.encode(), 0, None, None
     )
     options = [f"--gpu-architecture={architecture}", "-fmad=false", "--ptxas-options=-v"]
-    given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-    status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+    argument = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), argument)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
@@ -101,17 +101,17 @@ def binary(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str) -> bytes
     with translated(nvrtc, kernel, architecture) as (program, _):
         size = ctypes.c_size_t()
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        found = ctypes.create_string_buffer(size.value)
-        nvrtc.nvrtcGetCUBIN(program, found)
-        return found.raw
+        result = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, result)
+        return result.raw
 
 
 @pytest.mark.parametrize(("name", "shared"), families.SHARED + families.OTHERS)
 def test_families_compile_without_spills(nvrtc: ctypes.CDLL, name: str, shared: int | None) -> None:
     for kernel in kernels(name, shared):
         for architecture in ARCHITECTURES:
-            said = compiled(nvrtc, kernel, architecture)
-            assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], (kernel.name, said)
+            message = compiled(nvrtc, kernel, architecture)
+            assert re.findall(r"(\d+) bytes spill", message) == ["0", "0"], (kernel.name, message)
 
 
 @pytest.mark.skipif(GPU, reason="needs fibres: what a GPU does with such a barrier is not defined")

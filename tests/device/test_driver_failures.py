@@ -27,10 +27,10 @@ def kernel(code: bytes = CODE) -> DeviceKernel:
     return DeviceKernel("f", 4, "opencl", "b", code)
 
 
-def called(made: DeviceKernel, there: runtime.Tensor) -> None:
+def called(result: DeviceKernel, there: runtime.Tensor) -> None:
     """One block of one thread on the device of a tensor."""
-    module = runtime.load_device_code(pack_kernels([made]))
-    module[made.name](there.device.id, 1, 1, 1, 1, 1, 1, there)
+    module = runtime.load_device_code(pack_kernels([result]))
+    module[result.name](there.device.id, 1, 1, 1, 1, 1, 1, there)
 
 
 def program() -> IRModule:
@@ -39,9 +39,9 @@ def program() -> IRModule:
 
 
 def test_device_kernels_serialize_round_trip() -> None:
-    given = [kernel(), DeviceKernel("g", 2, "cuda", "bl", b"\0\xff", (("ValueError", "%lld"),))]
-    data = pack_kernels(given)
-    assert unpack_kernels(data) == given
+    inputs = [kernel(), DeviceKernel("g", 2, "cuda", "bl", b"\0\xff", (("ValueError", "%lld"),))]
+    data = pack_kernels(inputs)
+    assert unpack_kernels(data) == inputs
     assert runtime.load_device_code(data).names() == ["f", "g"]
     for cut in range(len(data)):
         with pytest.raises(LoadError):
@@ -131,23 +131,23 @@ except runtime.errors.DeviceError as error:
 print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1]).exist)
 """
     vendors = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "EKIDEN_DRIVERS": ""}
-    for name, wanted in (("opencl", "install"), ("metal", "there is no driver")):
+    for name, expected in (("opencl", "install"), ("metal", "there is no driver")):
         command = [sys.executable, "-c", text, name]
         ran = subprocess.run(command, capture_output=True, text=True, env=vendors, check=True)
-        assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran
+        assert expected in ran.stdout and "[1.] False" in ran.stdout, ran
 
 
 def test_user_registered_driver_works(other: Device) -> None:
     """Tensors, copies and code on a device that nothing here knows but by its table."""
-    given = np.arange(6, dtype="float32").reshape(2, 3)
-    there = runtime.nd.array(given, other)
+    data = np.arange(6, dtype="float32").reshape(2, 3)
+    there = runtime.nd.array(data, other)
     kernels = [DeviceKernel(f"by_{n}", other.type, "words", "bl", b"times %d" % n) for n in (2, 5)]
     module = runtime.load_device_code(pack_kernels(kernels))
     for kernel_name in ("by_2", "by_5"):
         module[kernel_name](0, 1, 1, 1, 1, 1, 1, there, 6)
-    np.testing.assert_array_equal(there.numpy(), given * 10)
+    np.testing.assert_array_equal(there.numpy(), data * 10)
     again = there.copyto(runtime.nd.empty((2, 3), "float32", other))
-    np.testing.assert_array_equal(again.numpy(), given * 10)
+    np.testing.assert_array_equal(again.numpy(), data * 10)
     wrong = DeviceKernel("f", other.type, "words", "bl", b"plus 2")
     with pytest.raises(DeviceError, match="kernel 'f': 'times' expected, got 'plus 2'"):
         runtime.load_device_code(pack_kernels([wrong]))["f"](0, 1, 1, 1, 1, 1, 1, there, 6)
@@ -171,20 +171,20 @@ def test_doctor_lists_devices(
 
 def test_driver_failure_mid_program_is_an_error(stand_ins: Path, tmp_path: Path) -> None:
     """Each failure names the kernel and the model's node; what can go on does."""
-    given = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
+    inputs = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
     command = [sys.executable, str(Path(__file__).parent / "dying_program.py")]
-    environment = {**os.environ, **given, "EKIDEN_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **inputs, "EKIDEN_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    said = dict(line.split(": ", 1) for line in ran.stdout.splitlines())
+    message = dict(line.split(": ", 1) for line in ran.stdout.splitlines())
     kernel, node = r"kernel 'fused_nn_softmax_\w+'", r"\(in 'main': Softmax 'probs'\)"
     failed = rf"DeviceError: cuda\(0\): {kernel}: the driver failed: "
-    assert re.fullmatch(rf"{failed}CUDA_ERROR_INVALID_IMAGE .* {node}", said["build"])
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_INVALID_IMAGE .* {node}", message["build"])
     memory = r"MemoryError: cuda\(0\): allocate \d+ bytes: it has too little memory"
-    assert re.fullmatch(rf"{memory} {node}", said["memory"])
-    assert re.fullmatch(rf"{failed}CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES .* {node}", said["launch"])
+    assert re.fullmatch(rf"{memory} {node}", message["memory"])
+    assert re.fullmatch(rf"{failed}CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES .* {node}", message["launch"])
     lost = rf"DeviceError: cuda\(0\): {kernel}: it is lost to this process: "
-    assert re.match(rf"{lost}CUDA_ERROR_LAUNCH_FAILED .* in one of the last 2", said["lost"])
-    assert re.match(r"DeviceError: cuda\(0\): .* it is lost to this process", said["after lost"])
+    assert re.match(rf"{lost}CUDA_ERROR_LAUNCH_FAILED .* in one of the last 2", message["lost"])
+    assert re.match(r"DeviceError: cuda\(0\): .* it is lost to this process", message["after lost"])
     fine = ("after build", "after memory", "kept memory", "after launch", "host", "other device")
     for name in fine:
-        assert said[name] == "True", name
+        assert message[name] == "True", name

@@ -20,8 +20,8 @@ HERE = Path(__file__).parent
 
 def module_of(name: str) -> IRModule:
     """A case of the families."""
-    program, given, *_ = families.CASES[name]
-    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(given)]
+    program, argument, *_ = families.CASES[name]
+    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(argument)]
     return IRModule.from_expr(relay.Function(params, program(*params)))
 
 
@@ -41,8 +41,8 @@ def test_kernel_families_emit_metal(tmp_path: Path) -> None:
     source = tmp_path / "k.cpp"
     source.write_text(f'#include "{HERE / "metal.h"}"\nusing namespace metal;\n{text}')
     command = ["c++", "-std=c++17", "-fsyntax-only", "-Wno-attributes", "-w", str(source)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[:3000]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[:3000]
 
 
 @pytest.mark.parametrize(("kind", "rounding"), [("metal", "rintf("), ("webgpu", "round(")])

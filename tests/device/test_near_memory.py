@@ -32,11 +32,11 @@ def numbers(dtype: str, *shape: int) -> np.ndarray:
     return RNG.integers(-4, 5, shape).astype(dtype)
 
 
-def texts(build: Program, target: str, *given: np.ndarray, **fixed: int | str) -> str:
+def texts(build: Program, target: str, *argument: np.ndarray, **fixed: int | str) -> str:
     """The kernels of a program."""
     with ekiden.transform.PassContext(config={"kernels.decisions": {"thread_product": fixed}}):
-        made = cuda.kernels_of(tensors.program(build, *given), Target(target))
-        return "\n".join(k.code.decode() for k in made)
+        result = cuda.kernels_of(tensors.program(build, *argument), Target(target))
+        return "\n".join(k.code.decode() for k in result)
 
 
 class Moved:
@@ -85,13 +85,13 @@ CASES: dict[str, tuple[Program, tuple[np.ndarray, ...], Callable[..., np.ndarray
 @pytest.mark.parametrize("name", CASES)
 def test_unaligned_views_match_numpy(fibres: Device, name: str) -> None:
     """Aligned ones by whole accesses, which fibres check; others element by element."""
-    build, given, meaning = CASES[name]
-    assert "ek_load_near<uint4>" in texts(build, tensors.TARGET, *given)
-    module = ekiden.compile(tensors.program(build, *given), tensors.TARGET)
-    wanted = meaning(*(x.astype("float64") for x in given))
+    build, argument, meaning = CASES[name]
+    assert "ek_load_near<uint4>" in texts(build, tensors.TARGET, *argument)
+    module = ekiden.compile(tensors.program(build, *argument), tensors.TARGET)
+    expected = meaning(*(x.astype("float64") for x in argument))
     for counts in ((0, 0), (1, 0), (3, 2), (8, 4)):
-        views = [moved(x, fibres, n) for x, n in zip(given, counts, strict=True)]
-        np.testing.assert_array_equal(module(*views).numpy().astype("float64"), wanted)
+        views = [moved(x, fibres, n) for x, n in zip(argument, counts, strict=True)]
+        np.testing.assert_array_equal(module(*views).numpy().astype("float64"), expected)
 
 
 def test_unproven_accesses_stay_scalar() -> None:
@@ -104,21 +104,21 @@ def test_unproven_accesses_stay_scalar() -> None:
 
 def test_one_barrier_for_each_block_of_two() -> None:
     """Before the first, and after each of the two that a turn multiplies."""
-    given = CASES["float32"][1]
+    argument = CASES["float32"][1]
     for buffers, barriers in ((1, 2), (2, 3)):
-        text = texts(relay.nn.matmul, "cuda", *given, buffers=buffers)
+        text = texts(relay.nn.matmul, "cuda", *argument, buffers=buffers)
         assert text.count("__syncthreads()") == barriers
 
 
 def test_languages() -> None:
     """By their own words; threads that run one after the other have what they had."""
-    build, given, _ = CASES["float32"]
-    ptx = texts(build, "nvptx -arch=sm_80", *given)
+    build, argument, _ = CASES["float32"]
+    ptx = texts(build, "nvptx -arch=sm_80", *argument)
     for access in ("ld.global.v4", "ld.shared.v4", "st.shared.v4", "st.global.v4"):
         assert access in ptx
-    assert "vload4" in texts(build, WARPS, *given)
-    assert "vload" not in texts(build, "opencl -device=any", *given, shared=1)
-    assert "vec4" not in texts(build, "webgpu", *given)
+    assert "vload4" in texts(build, WARPS, *argument)
+    assert "vload" not in texts(build, "opencl -device=any", *argument, shared=1)
+    assert "vec4" not in texts(build, "webgpu", *argument)
 
 
 REFUSED: Mapping[str, tuple[dict[str, int | str], str]] = {
@@ -145,8 +145,8 @@ def test_decisions_that_are_refused(name: str) -> None:
 
 
 def test_wide_accesses_use_vector_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
-    build, given, _ = CASES["float32"]
-    (kernel,) = cuda.kernels_of(tensors.program(build, *given), Target("cuda"))
+    build, argument, _ = CASES["float32"]
+    (kernel,) = cuda.kernels_of(tensors.program(build, *argument), Target("cuda"))
     text = tensors.disassembled(nvrtc, kernel, "sm_80", tmp_path)
     for access in ("LDG.E.128", "LDS.128", "STS.128", "STG.E.128"):
         assert access in text

@@ -37,7 +37,7 @@ def watched(folder: Path, target: str, *names: str) -> str:
     log = folder / "log"
     log.touch()
     own = {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
-    made = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(HERE / "watched.py"), target, *names],
         env={
             **os.environ,
@@ -49,11 +49,13 @@ def watched(folder: Path, target: str, *names: str) -> str:
         text=True,
         check=False,
     )
-    said = log.read_text()
-    assert made.returncode == 0, f"{made.stdout[-1000:]}{made.stderr[-3000:]}{said[-3000:]}"
-    device, *ran = made.stdout.splitlines()
+    message = log.read_text()
+    assert completed.returncode == 0, (
+        f"{completed.stdout[-1000:]}{completed.stderr[-3000:]}{message[-3000:]}"
+    )
+    device, *ran = completed.stdout.splitlines()
     assert "Oclgrind" in device and ran == [n for n in names if n in families.CASES]
-    return said
+    return message
 
 
 @alike(12)
@@ -70,8 +72,8 @@ def test_kernel_families_pass_oclgrind(tmp_path: Path, kind: str, part: int) -> 
 )
 def test_oclgrind_detects_faulty_kernels(tmp_path: Path, name: str, message: str) -> None:
     """Controls: what is wrong is found."""
-    said = watched(tmp_path, TARGETS["threads"], name)
-    assert message in said, said
+    output = watched(tmp_path, TARGETS["threads"], name)
+    assert message in output, output
 
 
 def test_oclgrind_accepts_correct_kernels(tmp_path: Path) -> None:

@@ -44,15 +44,15 @@ def test_opencl_loop_program_matches_numpy(opencl: Device, host: str) -> None:
     target = Target("opencl", host=host)
     module = ekiden.build(build_default_kernels([a], [b], target, "f"), target)
     assert "__kernel void f_kernel(" in module.get_source("opencl")
-    given = numbers(1001)
-    x = ekiden.runtime.nd.array(given, opencl)
-    y = ekiden.runtime.nd.array(np.zeros_like(given), opencl)
+    data = numbers(1001)
+    x = ekiden.runtime.nd.array(data, opencl)
+    y = ekiden.runtime.nd.array(np.zeros_like(data), opencl)
     module["f"](x, y)
-    terms = np.exp(given.astype("float64")) * 2, given.astype("float64")
+    terms = np.exp(data.astype("float64")) * 2, data.astype("float64")
     allowed = 4 * np.finfo("float32").eps * sum(map(np.abs, terms))
     assert (np.abs(y.numpy() - sum(terms)) <= allowed).all()
     with pytest.raises(ValueError, match="must lie on a device of type 4"):
-        module["f"](ekiden.runtime.tensor(given), y)
+        module["f"](ekiden.runtime.tensor(data), y)
 
 
 def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
@@ -63,24 +63,24 @@ def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
     total = te.compute((), lambda: te.sum(rows[j], axis=j), name="total")
     target = Target("opencl", host="c")
     module = ekiden.build(build_default_kernels([x], [total], target, "f"), target)
-    given, found = numbers(70, 1000), ekiden.runtime.nd.array(np.zeros((), "float32"), opencl)
+    data, result = numbers(70, 1000), ekiden.runtime.nd.array(np.zeros((), "float32"), opencl)
     for sign in (1, -1):
-        module["f"](ekiden.runtime.nd.array(sign * given, opencl), found)
-        np.testing.assert_allclose(found.numpy(), np.exp(sign * given).sum(), rtol=1e-5)
+        module["f"](ekiden.runtime.nd.array(sign * data, opencl), result)
+        np.testing.assert_allclose(result.numpy(), np.exp(sign * data).sum(), rtol=1e-5)
 
 
 @alike(3)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_opencl_network_matches_numpy(opencl: Device, executor: str, tmp_path: Path) -> None:
     module, x = layers(), numbers(2, 3, 9, 7)
-    wanted = ekiden.compile(module)(x).numpy()
+    expected = ekiden.compile(module)(x).numpy()
     exe = ekiden.compile(module, "opencl", executor=executor)
-    found = exe(x)
-    assert found.device == opencl and exe.raw.devices == [cpu(0), opencl]
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6 * abs(wanted).max())
+    actual = exe(x)
+    assert actual.device == opencl and exe.raw.devices == [cpu(0), opencl]
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5, atol=1e-6 * abs(expected).max())
     exe.save(tmp_path / "model.eki")
     again = ekiden.load(tmp_path / "model.eki")(x)
-    np.testing.assert_array_equal(again.numpy(), found.numpy())
+    np.testing.assert_array_equal(again.numpy(), actual.numpy())
 
 
 def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
@@ -89,8 +89,8 @@ def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], y))
     exe = ekiden.compile(module, {opencl: "opencl"})
     for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
-        given = numbers(rows, columns)
-        np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+        data = numbers(rows, columns)
+        np.testing.assert_allclose(exe(data).numpy(), np.exp(data).sum(1), rtol=1e-4)
 
 
 def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_ragged_rows_match_numpy(opencl: Device, options: str) -> None:
     target = Target(f"opencl -device=any {options}")
     module = ekiden.build(build_default_kernels([x], [y], target, "f"), target)
     assert module.get_source("opencl").count("__kernel void") == 1
-    given = RNG.integers(-9, 9, (5, 70)).astype("float32")
-    found = ekiden.runtime.nd.array(np.zeros_like(given), opencl)
-    module["f"](ekiden.runtime.nd.array(given, opencl), found)
-    wanted = [row - row[: 10 * i + 3].sum() for i, row in enumerate(given)]
-    np.testing.assert_array_equal(found.numpy(), wanted)
+    data = RNG.integers(-9, 9, (5, 70)).astype("float32")
+    actual = ekiden.runtime.nd.array(np.zeros_like(data), opencl)
+    module["f"](ekiden.runtime.nd.array(data, opencl), actual)
+    expected = [row - row[: 10 * i + 3].sum() for i, row in enumerate(data)]
+    np.testing.assert_array_equal(actual.numpy(), expected)
 
 
 def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=0)))
     ekiden.export(module, tmp_path / "parts.eki", "opencl -device=any")
     target = Target("opencl -device=any")
-    given = [te.placeholder((3,), "float32") for _ in range(70)]
-    total = te.compute((3,), lambda i: sum((x[i] for x in given[1:]), given[0][i]))
+    inputs = [te.placeholder((3,), "float32") for _ in range(70)]
+    total = te.compute((3,), lambda i: sum((x[i] for x in inputs[1:]), inputs[0][i]))
     with pytest.raises(CompileError, match="'f_kernel': it has 71 arguments, and devices take 63"):
-        ekiden.build(build_default_kernels(given, [total], target, "f"), target)
+        ekiden.build(build_default_kernels(inputs, [total], target, "f"), target)
 
 
 def test_opencl_byte_words_match_numpy(opencl: Device) -> None:
@@ -162,10 +162,10 @@ def test_opencl_byte_words_match_numpy(opencl: Device) -> None:
     body = thread_loop(at, 15, "threadIdx.x", BufferStore(out, word, (at,)))
     body = thread_loop(Var("block"), 1, "blockIdx.x", body)
     func = PrimFunc((source, out), body, {"global_symbol": "f"})
-    given = RNG.integers(-128, 128, 64).astype("int8")
-    found = ekiden.runtime.nd.array(np.zeros(15, "int32"), opencl)
-    ekiden.build(func, target)["f"](ekiden.runtime.nd.array(given, opencl), found)
-    np.testing.assert_array_equal(found.numpy(), given[1:61].view("<i4"))
+    data = RNG.integers(-128, 128, 64).astype("int8")
+    result = ekiden.runtime.nd.array(np.zeros(15, "int32"), opencl)
+    ekiden.build(func, target)["f"](ekiden.runtime.nd.array(data, opencl), result)
+    np.testing.assert_array_equal(result.numpy(), data[1:61].view("<i4"))
 
 
 def test_a_branch_that_a_shape_chooses(opencl: Device) -> None:
@@ -173,9 +173,9 @@ def test_a_branch_that_a_shape_chooses(opencl: Device) -> None:
     rows = relay.take(relay.shape_of(x, dtype="int64"), relay.const(0, "int64"), axis=0)
     y = relay.If(relay.equal(rows, relay.const(2, "int64")), relay.exp(x), relay.negative(x))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], y)), {opencl: "opencl"})
-    for given in (numbers(2, 3), numbers(5, 3)):
-        wanted = np.exp(given) if len(given) == 2 else -given
-        np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-5)
+    for argument in (numbers(2, 3), numbers(5, 3)):
+        expected = np.exp(argument) if len(argument) == 2 else -argument
+        np.testing.assert_allclose(exe(argument).numpy(), expected, rtol=1e-5)
 
 
 def test_indices_are_checked(opencl: Device) -> None:
@@ -187,9 +187,9 @@ def test_indices_are_checked(opencl: Device) -> None:
     good = np.array([4, 0, -5, 1])
     np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
     messages = []
-    for each in (exe, ekiden.compile(module)):
+    for item in (exe, ekiden.compile(module)):
         with pytest.raises(IndexRangeError) as raised:
-            each(x, np.array([0, 7, 1, 9]))
+            item(x, np.array([0, 7, 1, 9]))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
     np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
@@ -209,9 +209,9 @@ def test_one_program_over_two_devices(opencl: Device) -> None:
                  r, relay.negative(r)),
     )))  # fmt: skip
     for scale in (1.0, 0.01):
-        given = numbers(4, 6) * np.float32(scale)
-        found = exe(given)
-        np.testing.assert_allclose(found.numpy(), plain(given).numpy(), rtol=1e-5, atol=1e-6)
+        data = numbers(4, 6) * np.float32(scale)
+        result = exe(data)
+        np.testing.assert_allclose(result.numpy(), plain(data).numpy(), rtol=1e-5, atol=1e-6)
     assert exe.disassemble().count("device_copy") == 1
 
 
@@ -233,9 +233,9 @@ def test_unsupported_opencl_programs_are_refused() -> None:
     x = relay.var("x", shape=(4,))
     there = relay.annotation.on_device(relay.tanh(x), ekiden.opencl(0))
     module = IRModule.from_expr(relay.Function([x], there))
-    for given in ("llvm", [ekiden.cuda(0), cpu(0)]):  # code of another kind read its memory
+    for argument in ("llvm", [ekiden.cuda(0), cpu(0)]):  # code of another kind read its memory
         with pytest.raises(CompileError, match=r"values on opencl\(0\), and is compiled for c"):
-            ekiden.compile(module, given)
+            ekiden.compile(module, argument)
 
 
 def test_empty_tensors_run_on_opencl(opencl: Device) -> None:
@@ -246,9 +246,9 @@ def test_empty_tensors_run_on_opencl(opencl: Device) -> None:
     count = relay.var("count", shape=(2,), dtype="int64")
     y = relay.var("y", shape=(2, 3))
     tiled = relay.Function([y, count], relay.tile(y, count))
-    given = np.arange(6, dtype="float32").reshape(2, 3)
-    found = ekiden.compile(IRModule.from_expr(tiled), "opencl")(given, np.array([2, 1])).numpy()
-    np.testing.assert_array_equal(found, np.tile(given, (2, 1)))
+    data = np.arange(6, dtype="float32").reshape(2, 3)
+    result = ekiden.compile(IRModule.from_expr(tiled), "opencl")(data, np.array([2, 1])).numpy()
+    np.testing.assert_array_equal(result, np.tile(data, (2, 1)))
 
 
 def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
@@ -256,8 +256,8 @@ def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
     x = relay.var("x", shape=(3, relay.Any()))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.sort(x, axis=1))), "opencl")
     for size in (5, 9000):
-        given = np.random.default_rng(size).standard_normal((3, size)).astype("float32")
-        np.testing.assert_array_equal(exe(given).numpy(), np.sort(given, 1))
+        data = np.random.default_rng(size).standard_normal((3, size)).astype("float32")
+        np.testing.assert_array_equal(exe(data).numpy(), np.sort(data, 1))
 
 
 def test_loops_over_one_axis_of_other_lengths(opencl: Device) -> None:

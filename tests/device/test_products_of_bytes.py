@@ -44,8 +44,8 @@ def most(dtype: str, *shape: int) -> np.ndarray:
     return np.full(shape, -128 if dtype == "int8" else 255, dtype)
 
 
-def wide(*given: RelayExpr) -> list[RelayExpr]:
-    return [relay.cast(each, "int32") for each in given]
+def wide(*argument: RelayExpr) -> list[RelayExpr]:
+    return [relay.cast(item, "int32") for item in argument]
 
 
 def point(number: int | list[int]) -> Constant:
@@ -130,7 +130,7 @@ def instruction_of(kernel: DeviceKernel) -> str:
     """The one that multiplies in a kernel; nothing for kernels that are no such product."""
     text = kernel.code.decode().partition("__global__")[2]
     ways = {"ek_dot4": INSTRUCTIONS[WORDS], "ek_multiply": INSTRUCTIONS[SQUARES]}
-    return next((found for call, found in ways.items() if call in text), "")
+    return next((way for call, way in ways.items() if call in text), "")
 
 
 def program(name: str) -> IRModule:
@@ -139,16 +139,16 @@ def program(name: str) -> IRModule:
 
 def texts(module: IRModule, target: str) -> list[str]:
     """The kernels themselves, without the functions before them."""
-    found = [k.code.decode() for k in cuda.kernels_of(module, Target(target))]
-    return [text.partition("__global__")[2] for text in found]
+    result = [k.code.decode() for k in cuda.kernels_of(module, Target(target))]
+    return [text.partition("__global__")[2] for text in result]
 
 
 def check(name: str, target: str) -> None:
     """As the interpreter has it, which computes with NumPy."""
-    module, given = program(name), CASES[name][1]
-    found = ekiden.compile(module, target)(*given).numpy()
-    wanted = relay.create_executor("debug", module).evaluate()(*given).numpy()
-    np.testing.assert_array_equal(found, wanted)
+    module, argument = program(name), CASES[name][1]
+    actual = ekiden.compile(module, target)(*argument).numpy()
+    expected = relay.create_executor("debug", module).evaluate()(*argument).numpy()
+    np.testing.assert_array_equal(actual, expected)
 
 
 @alike(4)
@@ -206,12 +206,12 @@ def test_int8_matmul_without_dot_instruction() -> None:
 def test_int8_matmul_decisions_give_equal_results(fibres: Device) -> None:
     """They change the kernel, not its result: bytes one by one, and words in shallow blocks."""
     assert fibres.exist
-    module, given = program("conv2d NHWC"), CASES["conv2d NHWC"][1]
-    found = [
-        ekiden.compile(module, WORDS, decisions={"thread_product": fixed})(*given).numpy()
+    module, argument = program("conv2d NHWC"), CASES["conv2d NHWC"][1]
+    result = [
+        ekiden.compile(module, WORDS, decisions={"thread_product": fixed})(*argument).numpy()
         for fixed in ({"dot": 0}, {"depth": 4, "rows": 3})
     ]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(*result)
 
 
 @alike(3)
@@ -220,12 +220,14 @@ def test_int8_matmul_cuda_instructions(nvrtc: ctypes.CDLL, tmp_path: Path, name:
     """Nothing is spilled, and the products are instructions for words or squares."""
     for target in (WORDS, SQUARES):
         for kernel in cuda.kernels_of(program(name), Target(target)):
-            wanted = instruction_of(kernel)
+            expected = instruction_of(kernel)
             for architecture in cuda.ARCHITECTURES:
-                said = cuda.compiled(nvrtc, kernel, architecture)
-                assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
-                made = tensors.disassembled(nvrtc, kernel, architecture, tmp_path) if wanted else ""
-                assert wanted in made, architecture
+                message = cuda.compiled(nvrtc, kernel, architecture)
+                assert re.findall(r"(\d+) bytes spill", message) == ["0", "0"], message
+                result = (
+                    tensors.disassembled(nvrtc, kernel, architecture, tmp_path) if expected else ""
+                )
+                assert expected in result, architecture
 
 
 def test_int8_matmul_ptx_instructions() -> None:
@@ -241,6 +243,6 @@ def test_int8_dot4_sums_on_cpu(op: str) -> None:
     a, b, total = names
     out = te.compute((33,), lambda i: call_intrin(op, total[i], a[i], b[i], dtype="int32"))
     x, y, z = (ints("int32", 33) for _ in range(3))
-    given = [runtime.nd.array(each) for each in (x, y, z, np.zeros(33, "int32"))]
-    ekiden.build(te.create_prim_func([*names, out]), "llvm")["main"](*given)
-    np.testing.assert_array_equal(given[-1].numpy(), INTRINSICS[op].reference(z, x, y))
+    inputs = [runtime.nd.array(item) for item in (x, y, z, np.zeros(33, "int32"))]
+    ekiden.build(te.create_prim_func([*names, out]), "llvm")["main"](*inputs)
+    np.testing.assert_array_equal(inputs[-1].numpy(), INTRINSICS[op].reference(z, x, y))

@@ -37,8 +37,8 @@ TARGET = "nvptx -arch=sm_80 -model=any"
 
 def module_of(name: str) -> IRModule:
     """A case of the families."""
-    program, given, *_ = families.CASES[name]
-    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(given)]
+    program, argument, *_ = families.CASES[name]
+    params = [relay.var(f"x{n}", shape=g.shape) for n, g in enumerate(argument)]
     return IRModule.from_expr(relay.Function(params, program(*params)))
 
 
@@ -47,19 +47,21 @@ def module_of(name: str) -> IRModule:
 def test_families_assemble_without_spills(tmp_path: Path, name: str) -> None:
     home = find_spec("nvidia")
     folders = list(home.submodule_search_locations or ()) if home is not None else []
-    found = [p for f in folders for p in Path(f).glob("*/bin/ptxas")]
-    if not found:
+    result = [p for f in folders for p in Path(f).glob("*/bin/ptxas")]
+    if not result:
         pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     for kernel in cuda.kernels_of(module_of(name), Target(TARGET)):
         assert kernel.format == "ptx"
         (tmp_path / "k.ptx").write_bytes(kernel.code)
         for architecture in cuda.ARCHITECTURES:
-            command = [str(found[0]), "-v", f"--gpu-name={architecture}", "-o", "k.cubin", "k.ptx"]
-            made = subprocess.run(
+            command = [str(result[0]), "-v", f"--gpu-name={architecture}", "-o", "k.cubin", "k.ptx"]
+            completed = subprocess.run(
                 command, capture_output=True, text=True, cwd=tmp_path, check=False
             )
-            assert made.returncode == 0, made.stderr
-            assert re.findall(r"(\d+) bytes spill", made.stderr) == ["0", "0"], made.stderr
+            assert completed.returncode == 0, completed.stderr
+            assert re.findall(r"(\d+) bytes spill", completed.stderr) == ["0", "0"], (
+                completed.stderr
+            )
 
 
 SHIM = """
@@ -122,8 +124,8 @@ def for_fibres(text: gpu_kernel.KernelIr, target: Target, road: GpuBackend) -> b
             for n, p in enumerate(params)
         ),
     )
-    with TemporaryDirectory() as made:
-        folder = Path(made)
+    with TemporaryDirectory() as result:
+        folder = Path(result)
         (folder / "k.o").write_bytes(llvm.compile_ir(ir, host))
         (folder / "shim.cpp").write_text(shim)
         command = [

@@ -52,9 +52,9 @@ W1, W2, X = numbers(16, 8), numbers(8, 16), numbers(4, 8)
 @pytest.fixture(scope="module", params=["opencl", "fibres"])
 def place(request: pytest.FixtureRequest) -> Device:
     """A device that is no processor: one of OpenCL, one of CUDA."""
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Device)
-    return found
+    result = request.getfixturevalue(request.param)
+    assert isinstance(result, Device)
+    return result
 
 
 def placed(value: RelayExpr, where: Device | None) -> RelayExpr:
@@ -115,17 +115,17 @@ def test_placement_can_be_specified_in_several_ways(
     """The order of a list, a host, TVM's dictionaries."""
     kind = str(place).partition("(")[0]
     target = Target(kind, host="llvm")
-    for given in ([place, cpu(0)], {cpu(0): "llvm", place: kind}, {"cpu": "llvm", kind: target}):
-        check(ekiden.compile(loop(place, cpu(0)), given), wanted)
+    for argument in ([place, cpu(0)], {cpu(0): "llvm", place: kind}, {"cpu": "llvm", kind: target}):
+        check(ekiden.compile(loop(place, cpu(0)), argument), wanted)
 
 
 def test_program_on_one_device_matches_host(place: Device) -> None:
     """What nothing places lies there."""
     x = relay.var("x", T)
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.tanh(x))), place)
-    found = exe(X)
-    assert found.device == place
-    np.testing.assert_allclose(found.numpy(), np.tanh(X), rtol=1e-5, atol=1e-6)
+    result = exe(X)
+    assert result.device == place
+    np.testing.assert_allclose(result.numpy(), np.tanh(X), rtol=1e-5, atol=1e-6)
 
 
 def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
     where = {c.shape: c.device for c in exe.raw.constants if c.nbytes > 8}
     assert sorted(str(d) for d in where.values()) == sorted(["cpu(0)", str(place)])
     exe.save(tmp_path / "two.eki")
-    for each in (exe, ekiden.load(tmp_path / "two.eki")):
+    for item in (exe, ekiden.load(tmp_path / "two.eki")):
         for rounds in ROUNDS:
-            report = each.profile(X, np.int32(rounds), peak=False)
+            report = item.profile(X, np.int32(rounds), peak=False)
             names = [call.name for call in report.calls if call.name.startswith("device_copy")]
             there, back = f"device_copy cpu(0) -> {place}", f"device_copy {place} -> cpu(0)"
             assert names == [f"device_copy argument -> {place}", *[back, there] * rounds]
@@ -153,8 +153,8 @@ def test_cuda_transfers_match_the_plan(fibres: Device, stand_ins: Path) -> None:
     exe(X, np.int32(1))  # which places weights
     before = [library.stand_in_calls(name) for name in names]
     exe(X, np.int32(5))
-    made = [library.stand_in_calls(n) - b for n, b in zip(names, before, strict=True)]
-    assert made == [1 + 5, 5, 0]
+    result = [library.stand_in_calls(n) - b for n, b in zip(names, before, strict=True)]
+    assert result == [1 + 5, 5, 0]
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which sees the order")
@@ -165,12 +165,12 @@ def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None
     there = placed(x + placed(relay.exp(y), cpu(0)), fibres)
     out = relay.Tuple([placed(relay.tanh(x), fibres), there])
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x, y], out)), [fibres, cpu(0)])
-    given = X, numbers(4, 8)
+    inputs = X, numbers(4, 8)
     for _ in range(2):  # the second time in memory of the first
         before = library.stand_in_overtaken()
-        found = exe(*given)
+        result = exe(*inputs)
         assert library.stand_in_overtaken() == before + 1
-        for value, right in zip(found, (np.tanh(X), X + np.exp(given[1])), strict=True):
+        for value, right in zip(result, (np.tanh(X), X + np.exp(inputs[1])), strict=True):
             np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
 
 
@@ -187,11 +187,11 @@ def test_device_to_host_copy_waits_for_its_kernel_only(fibres: Device, stand_ins
     names = (b"cuStreamSynchronize", b"cuMemAlloc_v2", b"cuMemFree_v2")
     for _ in range(2):
         before = [library.stand_in_calls(n) for n in names], library.stand_in_overtaken()
-        found = exe(X)
+        result = exe(X)
         counts = [library.stand_in_calls(n) - b for n, b in zip(names, before[0], strict=True)]
         assert counts == [4, 0, 0]  # of the argument's copy and of three results
         assert library.stand_in_overtaken() == before[1] + 2
-        for value, right in zip(found, (np.tanh(X), np.exp(X) + 1, 2 - X), strict=True):
+        for value, right in zip(result, (np.tanh(X), np.exp(X) + 1, 2 - X), strict=True):
             np.testing.assert_allclose(value.numpy(), right, rtol=1e-5)
 
 
@@ -203,9 +203,9 @@ def test_kernels_are_timed_by_events(place: Device) -> None:
         relay.Function([x], relay.nn.dense(x, relay.const(numbers(16, 512))))
     )
     exe = ekiden.compile(module, {place: str(place).partition("(")[0]})
-    given = numbers(64, 512)
-    exe(given)
-    report = exe.profile(given, peak=False)
+    data = numbers(64, 512)
+    exe(data)
+    report = exe.profile(data, peak=False)
     (call,) = [c for c in report.calls if not c.name.startswith("device_copy")]
     assert call.flops == 2 * 64 * 16 * 512
     assert call.duration > 1000  # a launch alone is below; 1 ns for each product is 500 times that
@@ -247,8 +247,8 @@ def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Dev
         (second, {"device": second, "target": {second: "cuda"}}),
     ]
     for where, options in asked:
-        found = relay.create_executor(kind, module, **options).evaluate()(X[0, :3])
-        assert found.device == where
+        result = relay.create_executor(kind, module, **options).evaluate()(X[0, :3])
+        assert result.device == where
     for device, target in ((cpu(0), "cuda"), (fibres, "llvm")):
         with pytest.raises(CompileError, match=f"target kind '{target}' makes no code for"):
             relay.create_executor(kind, module, device, target)
@@ -398,8 +398,8 @@ def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path
     device = session.device(kind, 0)
     sent = device.array(X), session.cpu(0).array(np.array(5, "int32"))
     np.testing.assert_array_equal(sent[0].numpy(), X)
-    found = module["main"](*sent)
-    np.testing.assert_allclose(found.numpy(), wanted[2], rtol=1e-4, atol=1e-5)
+    actual = module["main"](*sent)
+    np.testing.assert_allclose(actual.numpy(), wanted[2], rtol=1e-4, atol=1e-5)
     assert module.time_evaluator("main", device, number=2, repeat=2)(*sent).min > 0
 
 
@@ -419,8 +419,11 @@ def test_invalid_placements_are_refused(place: Device) -> None:
 def test_targets_match_devices_in_any_order(place: Device) -> None:
     """What stands behind the device too: kernels have the threads that are asked for."""
     kind = str(place).partition("(")[0]
-    for given in ([place, f"{kind} -max_num_threads=64"], [f"{kind} -max_num_threads=64", place]):
-        assert compilation_config(given).device_targets[0].max_num_threads == 64
+    for argument in (
+        [place, f"{kind} -max_num_threads=64"],
+        [f"{kind} -max_num_threads=64", place],
+    ):
+        assert compilation_config(argument).device_targets[0].max_num_threads == 64
 
 
 def test_auto_devices_selects_the_fastest(
@@ -430,15 +433,15 @@ def test_auto_devices_selects_the_fastest(
     monkeypatch.setattr(auto_devices, "MIN_MEASURE_TIME_S", 0.0)
     x = relay.var("x", shape=(3, 33))
     y = relay.nn.softmax(relay.nn.dense(x, relay.const(numbers(17, 33))))
-    module, given = IRModule.from_expr(relay.Function([x], y)), numbers(3, 33)
+    module, data = IRModule.from_expr(relay.Function([x], y)), numbers(3, 33)
     with caplog.at_level("INFO", "ekiden"):
         exe = ekiden.compile(module, [opencl, cpu(0)], devices="auto")
-    right = ekiden.compile(module)(given).numpy()
-    np.testing.assert_allclose(exe(given).numpy(), right, rtol=1e-4, atol=1e-6)
-    said = "\n".join(r.getMessage() for r in caplog.records if "devices: " in r.getMessage())
+    right = ekiden.compile(module)(data).numpy()
+    np.testing.assert_allclose(exe(data).numpy(), right, rtol=1e-4, atol=1e-6)
+    message = "\n".join(r.getMessage() for r in caplog.records if "devices: " in r.getMessage())
     plans = ["all on cpu(0)", "all on opencl(0)"]
     plans += ["placed over cpu(0), opencl(0)", "placed over opencl(0), cpu(0)"]
-    assert all(f"devices: {plan}: " in said for plan in plans)
+    assert all(f"devices: {plan}: " in message for plan in plans)
     caplog.clear()
     there = straight(opencl)
     with caplog.at_level("INFO", "ekiden"):
@@ -512,8 +515,8 @@ def test_the_state_of_a_program_on_a_device_is_saved_and_taken_up_again(
             self.total.add_(torch.tanh(x).sum(0))
             return self.total * 2
 
-    given = torch.from_numpy(X)
-    exe = ekiden.compile(Counting().eval(), example_inputs=(given,), target="opencl")
+    argument = torch.from_numpy(X)
+    exe = ekiden.compile(Counting().eval(), example_inputs=(argument,), target="opencl")
     for _ in range(3):
         exe(X)
     runtime.save_params(tmp_path / "state.safetensors", exe.state)
@@ -524,7 +527,7 @@ def test_the_state_of_a_program_on_a_device_is_saved_and_taken_up_again(
     np.testing.assert_allclose(wanted, 8 * np.tanh(X).sum(0), 1e-5, 1e-5)
     for other in (
         ekiden.load(tmp_path / "program.eki"),
-        ekiden.compile(Counting().eval(), example_inputs=(given,)),
+        ekiden.compile(Counting().eval(), example_inputs=(argument,)),
     ):
         other.set_state(known)
         np.testing.assert_allclose(other(X).numpy(), wanted, 1e-5, 1e-5)

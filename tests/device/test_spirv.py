@@ -35,17 +35,17 @@ USUAL = ["dense", "conv2d", "softmax", "scatter_add", "sort"]
 @pytest.fixture(scope="module")
 def validator() -> str:
     """The path of SPIR-V's."""
-    found = shutil.which("spirv-val")
-    if found is None:
+    result = shutil.which("spirv-val")
+    if result is None:
         pytest.skip("needs spirv-val: apt-get install spirv-tools")
-    return found
+    return result
 
 
 def validate(validator: str, code: bytes, environment: str = "opencl2.1") -> None:
     """Of OpenCL 2.1 with SPIR-V 1.0, unless said otherwise."""
     command = [validator, "--target-env", environment, "-"]
-    made = subprocess.run(command, input=code, capture_output=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
+    completed = subprocess.run(command, input=code, capture_output=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @alike(4)
@@ -70,19 +70,19 @@ def intel() -> dict[str, str]:
 @pytest.mark.parametrize("names", [USUAL, pytest.param(NAMES, marks=LONG)], ids=["usual", "all"])
 def test_spirv_kernels_match_numpy(names: list[str], tmp_path: Path) -> None:
     """In a process of its own, which finds Intel's runtime for processors alone."""
-    given = intel()
-    if not given:
+    argument = intel()
+    if not argument:
         pytest.skip("needs Intel's OpenCL: pip install intel-opencl-rt intel-cmplr-lib-rt")
-    (tmp_path / "intel.icd").write_text(given.pop("OCL_ICD_FILENAMES"))
-    given |= {"OCL_ICD_VENDORS": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "intel.icd").write_text(argument.pop("OCL_ICD_FILENAMES"))
+    argument |= {"OCL_ICD_VENDORS": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(HERE / "spirv_results.py"), "opencl -mtriple=spirv64", *names]
-    environment = {**os.environ, **given}
+    environment = {**os.environ, **argument}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if "libOpenCL.so.1 finds no device" in ran.stderr:
         pytest.skip("needs a processor that Intel's OpenCL runs on")
     assert ran.returncode == 0, ran.stderr
-    *agreed, said = ran.stdout.splitlines()
-    assert agreed == names and "at 40 of 40" in said
+    *agreed, message = ran.stdout.splitlines()
+    assert agreed == names and "at 40 of 40" in message
 
 
 x, y = (relay.var(n, shape=(7, 33)) for n in "xy")
@@ -175,24 +175,24 @@ def test_driver_without_spirv_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "spirv_refused.py"), str(library)]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "EKIDEN_CACHE_DIR": ""}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    said = dict(line.split("|", 1) for line in ran.stdout.splitlines())
-    assert said[""] == said["extension"] == "[2.0, 0.0]"
+    message = dict(line.split("|", 1) for line in ran.stdout.splitlines())
+    assert message[""] == message["extension"] == "[2.0, 0.0]"
     kernel = "opencl(0): kernel 'f': "
     none = (
         f"DeviceError: {kernel}the driver of 'stand-in' takes no SPIR-V (clCreateProgramWithIL); "
         "compile for 'opencl' without -mtriple, which makes OpenCL C"
     )
     for mode in ("nothing behind the extension", "takes none", "unknown question"):
-        assert said[mode] == none
-    assert said["takes 1.0"] == (
+        assert message[mode] == none
+    assert message["takes 1.0"] == (
         f"DeviceError: {kernel}it is SPIR-V 1.2, of which the driver of 'stand-in' takes 1.0 at "
         "most; compile for 'opencl -mtriple=spirv64v1.0', or for 'opencl', which makes OpenCL C"
     )
     refused = f"DeviceError: {kernel}the driver of 'stand-in' refuses its SPIR-V (error -30)"
-    assert said["refuses"] == refused
+    assert message["refuses"] == refused
     for mode in ("no memory", "no memory to build"):
-        assert said[mode].startswith(f"MemoryError: {kernel}it has too little memory (error ")
-    assert "refuses it (error -11): error: line 3: no such thing" in said["does not build"]
-    assert "kernel 'g': its code has none of that name" in said["other name"]
-    refused, _, rest = said["damaged"].partition(" refused, ")
+        assert message[mode].startswith(f"MemoryError: {kernel}it has too little memory (error ")
+    assert "refuses it (error -11): error: line 3: no such thing" in message["does not build"]
+    assert "kernel 'g': its code has none of that name" in message["other name"]
+    refused, _, rest = message["damaged"].partition(" refused, ")
     assert int(refused) > 0 and int(refused) + int(rest.split()[0]) == int(rest.split()[-1])

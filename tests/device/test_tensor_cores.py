@@ -67,20 +67,20 @@ def tensorized(m: int, n: int, k: int, dtype: str, turned: bool, gap: int = 0) -
     shared = [s.cache_read(block, n, "shared") for n in (0, 1)]
     held = [s.cache_read(block, n, f"wmma.matrix_{'ab'[n]}") for n in (0, 1)]
     out = s.cache_write(block, 0, "wmma.accumulator")
-    for each in (*held, *shared):
-        s.compute_at(each, k0)
+    for item in (*held, *shared):
+        s.compute_at(item, k0)
     s.reverse_compute_at(out, j0)
-    for each in shared:
-        _, threads = s.split(s.fuse(*s.get_loops(each)[-2:]), [None, 32])
+    for item in shared:
+        _, threads = s.split(s.fuse(*s.get_loops(item)[-2:]), [None, 32])
         s.bind(threads, "threadIdx.x")
-        s.storage_align(each, 0, 0, 32, gap)
+        s.storage_align(item, 0, 0, 32, gap)
     init = s.decompose_reduction(block, k0)
     ends = ("_a", "_b_trans" if turned else "_b")
     named = [f"wmma_load_16x16x16_{word}{end}_shared" for end in ends]
-    for each, name in zip(
+    for item, name in zip(
         (*held, out), (*named, f"wmma_store_16x16x16_{total}_global"), strict=True
     ):
-        p, q = s.get_loops(each)[-2:]
+        p, q = s.get_loops(item)[-2:]
         (p0, p1), (q0, q1) = (s.split(loop, [None, 16]) for loop in (p, q))
         s.reorder(p0, q0, p1, q1)
         s.tensorize(p1, name)
@@ -104,18 +104,18 @@ def test_tensorized_schedules_match_numpy(
     assert (", 24);" in text) is (gap > 0)  # how far apart rows are in memory of the block
     a, b = numbers(m, k, dtype=dtype), numbers(*((n, k) if turned else (k, n)), dtype=dtype)
     wide = "int32" if dtype == "int8" else "float32"
-    given = [runtime.nd.array(x, fibres) for x in (a, b, np.zeros((m, n), wide))]
-    module["main"](*given)
+    inputs = [runtime.nd.array(x, fibres) for x in (a, b, np.zeros((m, n), wide))]
+    module["main"](*inputs)
     right = b.T if turned else b
-    np.testing.assert_array_equal(given[-1].numpy(), a.astype(wide) @ right.astype(wide))
+    np.testing.assert_array_equal(inputs[-1].numpy(), a.astype(wide) @ right.astype(wide))
 
 
 def conv(x: RelayExpr, w: RelayExpr) -> RelayExpr:
     return relay.nn.conv2d(x, w, padding=(1, 1), kernel_size=(3, 3))
 
 
-def program(build: Callable[..., RelayExpr], *given: np.ndarray) -> IRModule:
-    params = [relay.var(f"x{n}", shape=g.shape, dtype=str(g.dtype)) for n, g in enumerate(given)]
+def program(build: Callable[..., RelayExpr], *argument: np.ndarray) -> IRModule:
+    params = [relay.var(f"x{n}", shape=g.shape, dtype=str(g.dtype)) for n, g in enumerate(argument)]
     return IRModule.from_expr(relay.Function(params, build(*params)))
 
 
@@ -133,12 +133,12 @@ CASES: dict[str, tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_tensor_core_small_dtypes_match_numpy(fibres: Device, name: str) -> None:
     """The same as in float32 on a processor, rounded once: sums are exact in both."""
-    build, given = CASES[name]
-    module = program(build, *given)
+    build, argument = CASES[name]
+    module = program(build, *argument)
     exe = ekiden.compile(module, TARGET)
-    found = exe(*given).numpy()
-    wanted = ekiden.compile(module, "llvm")(*given).numpy()
-    np.testing.assert_array_equal(found.astype("float32"), wanted.astype("float32"))
+    actual = exe(*argument).numpy()
+    expected = ekiden.compile(module, "llvm")(*argument).numpy()
+    np.testing.assert_array_equal(actual.astype("float32"), expected.astype("float32"))
 
 
 def test_targets_without_tensor_cores_use_other_kernels() -> None:
@@ -181,11 +181,11 @@ def disassembled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str, fo
     """The instructions of a kernel."""
     home = find_spec("nvidia")
     folders = list(home.submodule_search_locations or ()) if home is not None else []
-    found = [p for f in folders for p in Path(f).glob("*/bin/nvdisasm")]
-    if not found:
+    result = [p for f in folders for p in Path(f).glob("*/bin/nvdisasm")]
+    if not result:
         pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
     (folder / "kernel.cubin").write_bytes(cuda.binary(nvrtc, kernel, architecture))
-    command = [str(found[0]), "-c", str(folder / "kernel.cubin")]
+    command = [str(result[0]), "-c", str(folder / "kernel.cubin")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -195,14 +195,14 @@ def test_tensor_core_kernels_use_mma_instructions(
     nvrtc: ctypes.CDLL, tmp_path: Path, name: str
 ) -> None:
     """Nothing is spilled, and the products are instructions of tensor cores."""
-    build, given = CASES[name]
+    build, argument = CASES[name]
     seen = 0
-    for kernel in cuda.kernels_of(program(build, *given), Target(TARGET)):
+    for kernel in cuda.kernels_of(program(build, *argument), Target(TARGET)):
         if b"ek_multiply" not in kernel.code:
             continue
         for architecture in cuda.ARCHITECTURES:
-            said = cuda.compiled(nvrtc, kernel, architecture)
-            assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
+            message = cuda.compiled(nvrtc, kernel, architecture)
+            assert re.findall(r"(\d+) bytes spill", message) == ["0", "0"], message
             text = disassembled(nvrtc, kernel, architecture, tmp_path)
             assert "HMMA.16816.F32" in text
             seen += 1

@@ -147,9 +147,9 @@ CASES: dict[str, Case] = {
 
 
 def _scattered(x: np.ndarray, u: np.ndarray) -> np.ndarray:
-    found = x.copy()
-    np.add.at(found, (np.array([[1, 1, 0, 2]]), np.arange(4)[None]), u)
-    return found
+    result = x.copy()
+    np.add.at(result, (np.array([[1, 1, 0, 2]]), np.arange(4)[None]), u)
+    return result
 
 
 def _averaged(x: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -162,15 +162,15 @@ def _averaged(x: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 def check(name: str, target: Target, shared: int | None) -> None:
     """A case on a target, its products with memory of the block or without."""
-    program, given, meaning, terms = CASES[name]
-    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(given)]
+    program, argument, meaning, terms = CASES[name]
+    params = [relay.var(f"x{i}", shape=g.shape) for i, g in enumerate(argument)]
     module = IRModule.from_expr(relay.Function(params, program(*params)))
     fixed = {} if shared is None else {"thread_product": {"shared": shared}}
-    found = ekiden.compile(module, target, decisions=fixed)(*given).numpy()
-    wide = [g.astype("float64") for g in given]
-    wanted = meaning(*wide)
+    actual = ekiden.compile(module, target, decisions=fixed)(*argument).numpy()
+    wide = [g.astype("float64") for g in argument]
+    expected = meaning(*wide)
     bound = (terms + 8) * EPS * max(1.0, float(np.abs(meaning(*map(np.abs, wide))).max()))
-    assert found.shape == wanted.shape and float(np.abs(found - wanted).max()) <= bound
+    assert actual.shape == expected.shape and float(np.abs(actual - expected).max()) <= bound
 
 
 PRODUCTS = [n for n, (*_, terms) in CASES.items() if "dense" in n or "conv" in n or "matmul" in n]

@@ -36,7 +36,7 @@ def network(dtype: str = "float32") -> IRModule:
 def test_every_candidate_sets_every_knob(target: str, dtype: str) -> None:
     (task,) = module_tasks(network(dtype), Target(target)).tasks
     space, source = task.space, random.Random(0)
-    names = {each.name for each in space.free}  # type: ignore[attr-defined]
+    names = {item.name for item in space.free}  # type: ignore[attr-defined]
     first, second = space.default, space.sample(source)
     for _ in range(40):
         first, second = second, space.mutate(space.cross(first, second, source), source)
@@ -58,9 +58,9 @@ def test_kernels_of_the_host_are_tasks_for_the_host() -> None:
     )  # fmt: skip
     args = relay.var("x", shape=(64, 48)), relay.var("w", shape=(48, 48))
     module["main"] = relay.Function(list(args), relay.Call(go, (relay.const(3), *args)))
-    found = module_tasks(InferType()(module), Target(WARPS))
-    assert [task.target.kind.name for task in found.tasks] == [Target(WARPS).kind.name]
-    assert ("fused_less", "'default' has no choices") in found.skipped
+    result = module_tasks(InferType()(module), Target(WARPS))
+    assert [task.target.kind.name for task in result.tasks] == [Target(WARPS).kind.name]
+    assert ("fused_less", "'default' has no choices") in result.skipped
 
 
 @LONG

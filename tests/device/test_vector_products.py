@@ -33,8 +33,8 @@ def run(build: object, given: list[np.ndarray], shapes: list[tuple[object, ...]]
     assert callable(build)
     body = build(*params)
     assert isinstance(body, RelayExpr)
-    found = ekiden.compile(IRModule.from_expr(relay.Function(params, body)), TARGET)(*given)
-    return np.asarray(found.numpy())
+    result = ekiden.compile(IRModule.from_expr(relay.Function(params, body)), TARGET)(*given)
+    return np.asarray(result.numpy())
 
 
 @alike(4)
@@ -44,8 +44,8 @@ def test_vector_matmul_matches_numpy(
     opencl: Device, m: int, n: int, k: int, is_known: bool
 ) -> None:
     a, b = numbers(m, k), numbers(k, n)
-    wanted = a @ b
-    cases = [(relay.nn.matmul, b, wanted), (relay.nn.dense, b.T.copy(), wanted)]
+    expected = a @ b
+    cases = [(relay.nn.matmul, b, expected), (relay.nn.dense, b.T.copy(), expected)]
     for op, weight, right in cases:
         whole = [a.shape, weight.shape]
         shapes = whole if is_known else [(relay.Any(), relay.Any())] * 2
@@ -69,11 +69,11 @@ def test_vector_panel_matmul_matches_numpy(
     """Of all of k and of parts of it, one band of rows and several, some beyond the last row."""
     a, b = numbers(m, k), numbers(k, n)
     first = m if is_known else relay.Any()
-    given = "along=columns vector=8 " + asked if asked else ""
-    with PassContext(config={KERNEL_DECISIONS_OPTION: {"thread_product": given}}):
+    argument = "along=columns vector=8 " + asked if asked else ""
+    with PassContext(config={KERNEL_DECISIONS_OPTION: {"thread_product": argument}}):
         for op, weight in ((relay.nn.matmul, b), (relay.nn.dense, b.T.copy())):
-            found = run(op, [a, weight], [(first, k), weight.shape])
-            np.testing.assert_array_equal(found, a @ b)
+            result = run(op, [a, weight], [(first, k), weight.shape])
+            np.testing.assert_array_equal(result, a @ b)
 
 
 def test_elements_of_columns_are_brought_once() -> None:
@@ -93,8 +93,8 @@ def test_vector_matmul_dtypes_match_numpy(opencl: Device, dtype: str) -> None:
     def dense(x: RelayExpr, w: RelayExpr) -> RelayExpr:
         return relay.nn.dense(x, w, out_dtype=result)
 
-    found = run(dense, [a, b], [a.shape, b.shape])
-    np.testing.assert_array_equal(found, (a.astype("int64") @ b.T.astype("int64")).astype(result))
+    actual = run(dense, [a, b], [a.shape, b.shape])
+    np.testing.assert_array_equal(actual, (a.astype("int64") @ b.T.astype("int64")).astype(result))
 
 
 def text(data: tuple[int, ...], weight: tuple[int, ...], **options: int) -> str:

@@ -82,10 +82,10 @@ def given_for(dtype: str) -> np.ndarray:
         return RNG.random(N) < 0.5
     if "int" in dtype:
         return RNG.integers(0 if dtype[0] == "u" else -50, 60, N).astype(dtype)
-    found = RNG.standard_normal(N) * 3
-    found[::7] = np.nan
-    found[3] = -0.0
-    return found.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    result = RNG.standard_normal(N) * 3
+    result[::7] = np.nan
+    result[3] = -0.0
+    return result.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def program(name: str, lanes: int, on_device: bool) -> PrimFunc:
@@ -114,32 +114,32 @@ def text(func: PrimFunc) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_opencl_vectors_match_lanes(opencl: Device, name: str) -> None:
     _, dtypes, result = CASES[name]
-    given = [given_for(d) for d in dtypes]
+    inputs = [given_for(d) for d in dtypes]
     kind = ml_dtypes.bfloat16 if result == "bfloat16" else result
     if name == "to integers":
-        given = [np.nan_to_num(given[0])]
+        inputs = [np.nan_to_num(inputs[0])]
     nd = ekiden.runtime.nd
-    wanted = nd.array(np.zeros(N, kind))
+    expected = nd.array(np.zeros(N, kind))
     plain = ekiden.build(program(name, 4, False), "llvm")
-    plain["f"](*map(nd.array, given), wanted)
+    plain["f"](*map(nd.array, inputs), expected)
     for lanes in (4, 16):
-        found = nd.array(np.zeros(N, kind), opencl)
+        actual = nd.array(np.zeros(N, kind), opencl)
         module = ekiden.build(program(name, lanes, True), Target("opencl"))
-        module["f"](*(nd.array(g, opencl) for g in given), found)
-        pair = (each.numpy().astype("float64") for each in (found, wanted))
+        module["f"](*(nd.array(g, opencl) for g in inputs), actual)
+        pair = (item.numpy().astype("float64") for item in (actual, expected))
         np.testing.assert_array_equal(*pair)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_contiguous_vectors_are_stored_whole(name: str) -> None:
-    found = text(program(name, 16, True))
-    assert ("lane < 16" not in found) is (name in WHOLE), found
-    assert ("vstore16" in found) is True
+    result = text(program(name, 16, True))
+    assert ("lane < 16" not in result) is (name in WHOLE), result
+    assert ("vstore16" in result) is True
 
 
 def test_opencl_vector_source_text() -> None:
-    found = text(program("arithmetic", 8, True))
-    assert "const float8 t" in found and "vload8(0, &x1[" in found
+    result = text(program("arithmetic", 8, True))
+    assert "const float8 t" in result and "vload8(0, &x1[" in result
 
 
 def test_opencl_lane_reduction(opencl: Device) -> None:
@@ -156,13 +156,13 @@ def test_opencl_lane_reduction(opencl: Device) -> None:
         (x, out), thread_loop(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"}
     )
     assert ".hi" in text(func) and "lane <" not in text(func)
-    given, nd = RNG.standard_normal(16).astype("float32"), ekiden.runtime.nd
-    found = nd.array(np.zeros(2, "float32"), opencl)
-    ekiden.build(func, Target("opencl"))["f"](nd.array(given, opencl), found)
-    halves = given
+    data, nd = RNG.standard_normal(16).astype("float32"), ekiden.runtime.nd
+    result = nd.array(np.zeros(2, "float32"), opencl)
+    ekiden.build(func, Target("opencl"))["f"](nd.array(data, opencl), result)
+    halves = data
     while len(halves) > 1:
         halves = halves[: len(halves) // 2] + halves[len(halves) // 2 :]
-    np.testing.assert_array_equal(found.numpy(), [halves[0], given.max()])
+    np.testing.assert_array_equal(result.numpy(), [halves[0], data.max()])
 
 
 def test_predicated_vector_store(opencl: Device) -> None:
@@ -174,7 +174,7 @@ def test_predicated_vector_store(opencl: Device) -> None:
     threads = thread_loop(Var("thread"), 1, "threadIdx.x", body)
     func = PrimFunc((x, out), thread_loop(block, 4, "blockIdx.x", threads), {"global_symbol": "f"})
     assert "if (all(mask" in text(func)
-    given, nd = RNG.standard_normal(N).astype("float32"), ekiden.runtime.nd
-    found = nd.array(np.zeros(N, "float32"), opencl)
-    ekiden.build(func, Target("opencl"))["f"](nd.array(given, opencl), found)
-    np.testing.assert_array_equal(found.numpy(), np.where(np.arange(N) < 37, given + 1, 0))
+    data, nd = RNG.standard_normal(N).astype("float32"), ekiden.runtime.nd
+    result = nd.array(np.zeros(N, "float32"), opencl)
+    ekiden.build(func, Target("opencl"))["f"](nd.array(data, opencl), result)
+    np.testing.assert_array_equal(result.numpy(), np.where(np.arange(N) < 37, data + 1, 0))

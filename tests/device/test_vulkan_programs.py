@@ -41,8 +41,8 @@ def validator() -> str:
 
 def validate(validator: str, code: bytes) -> None:
     command = [validator, "--target-env", "vulkan1.2", "--scalar-block-layout", "-"]
-    made = subprocess.run(command, input=code, capture_output=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
+    completed = subprocess.run(command, input=code, capture_output=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @alike(4)
@@ -88,9 +88,9 @@ def test_program_runs_on_host_and_device(vulkan: Device) -> None:
     z = relay.annotation.on_device(relay.cumsum(y, axis=1), cpu(0))
     module = IRModule.from_expr(relay.Function([x], relay.annotation.on_device(z * z, vulkan)))
     exe = ekiden.compile(module, {cpu(0): "llvm", vulkan: "vulkan"})
-    given = numbers(4, 8)
-    expected = np.cumsum(np.exp(given.astype("float64")), axis=1) ** 2
-    np.testing.assert_allclose(exe(given).numpy(), expected, rtol=1e-5)
+    data = numbers(4, 8)
+    expected = np.cumsum(np.exp(data.astype("float64")), axis=1) ** 2
+    np.testing.assert_allclose(exe(data).numpy(), expected, rtol=1e-5)
 
 
 def test_sizes_that_only_a_run_knows(vulkan: Device) -> None:
@@ -98,8 +98,8 @@ def test_sizes_that_only_a_run_knows(vulkan: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], relay.sum(relay.exp(x), axis=1)))
     exe = ekiden.compile(module, {vulkan: "vulkan"})
     for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
-        given = numbers(rows, columns)
-        np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+        data = numbers(rows, columns)
+        np.testing.assert_allclose(exe(data).numpy(), np.exp(data).sum(1), rtol=1e-4)
 
 
 DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split()
@@ -108,8 +108,8 @@ DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_vulkan_supports_every_dtype(vulkan: Device, dtype: str) -> None:
     x, y = (relay.var(n, shape=(3, 5), dtype=dtype) for n in "xy")
-    given = np.arange(15).reshape(3, 5) % 7, np.arange(15)[::-1].reshape(3, 5) % 5 + 1
-    a, b = (g.astype(dtype) for g in given)
+    inputs = np.arange(15).reshape(3, 5) % 7, np.arange(15)[::-1].reshape(3, 5) % 5 + 1
+    a, b = (g.astype(dtype) for g in inputs)
     body = relay.logical_xor(x, y) if dtype == "bool" else relay.maximum(x * y, x)
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x, y], body)), "vulkan")
     expected = a ^ b if dtype == "bool" else np.maximum(a * b, a)
@@ -188,11 +188,11 @@ def test_index_out_of_range_names_position_and_bound(vulkan: Device) -> None:
     x, i = relay.var("x", shape=(5, 7)), relay.var("i", shape=(9,), dtype="int64")
     taken = relay.Function([x, i], relay.take(x, i, axis=0, mode="raise"))
     exe = ekiden.compile(IRModule.from_expr(taken), "vulkan")
-    given, places = numbers(5, 7), np.arange(9) % 5
-    np.testing.assert_array_equal(exe(given, places).numpy(), given[places])
+    data, places = numbers(5, 7), np.arange(9) % 5
+    np.testing.assert_array_equal(exe(data, places).numpy(), data[places])
     places[6], places[8] = -6, 5
     with pytest.raises(IndexRangeError, match=r"index -6 at position 6 .*axis 0 of size 5"):
-        exe(given, places)
+        exe(data, places)
 
 
 # What is refused.
@@ -223,11 +223,13 @@ def test_driver_names_a_capability_that_the_device_lacks(vulkan: Device) -> None
 
 
 def test_too_many_threads_are_refused_by_the_kernels_name(vulkan: Device) -> None:
-    made = next(iter(cuda.kernels_of(ptx.module_of("types"), Target(ANY))))
-    module = runtime.load_device_code(pack_kernels([made]))
-    memory = [runtime.nd.array(np.zeros(300, "float64"), vulkan) for c in made.args if c == "b"]
-    with pytest.raises(DeviceError, match=f"kernel '{made.name}': .* threads a block, of which"):
-        module[made.name](0, 1, 1, 1, 1 << 20, 1, 1, *memory, *(0 for c in made.args if c == "l"))
+    result = next(iter(cuda.kernels_of(ptx.module_of("types"), Target(ANY))))
+    module = runtime.load_device_code(pack_kernels([result]))
+    memory = [runtime.nd.array(np.zeros(300, "float64"), vulkan) for c in result.args if c == "b"]
+    with pytest.raises(DeviceError, match=f"kernel '{result.name}': .* threads a block, of which"):
+        module[result.name](
+            0, 1, 1, 1, 1 << 20, 1, 1, *memory, *(0 for c in result.args if c == "l")
+        )
 
 
 def test_kernel_of_the_hosts_functions_is_refused() -> None:

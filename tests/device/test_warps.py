@@ -87,8 +87,8 @@ def test_warp_shuffle_calls_match_reference(
     there = [runtime.nd.array(a, fibres) for a in arrays]
     built["f"](*there)
     for n, (call, dtype) in enumerate(calls):
-        wanted = given(dtype)[:, lanes[n]]
-        assert there[2 * n + 1].numpy().tolist() == wanted.tolist(), (call, dtype)
+        expected = given(dtype)[:, lanes[n]]
+        assert there[2 * n + 1].numpy().tolist() == expected.tolist(), (call, dtype)
 
 
 @pytest.mark.skipif(cuda.GPU, reason="needs fibres: what a GPU does with such a call is not said")
@@ -193,13 +193,15 @@ def test_kernels(fibres: Device, name: str) -> None:
     make, meaning, dtype, _ = ROWS[name]
     x = row_data(name)
     var = relay.var("x", shape=x.shape, dtype=dtype)
-    found = ekiden.compile(IRModule.from_expr(relay.Function([var], make(var))), TARGET)(x).numpy()
+    actual = ekiden.compile(IRModule.from_expr(relay.Function([var], make(var))), TARGET)(x).numpy()
     assert any(b"__shfl_" in k.code for k in kernels_of(make, x, TARGET))
     wide = x.astype("float64") if dt.is_float(dtype) else x
-    wanted = meaning(wide)
+    expected = meaning(wide)
     near = 1e-2 if dtype in ("float16", "bfloat16") else 1e-5
-    most = float(np.abs(wanted.astype("float64")).max())
-    np.testing.assert_allclose(found.astype(wanted.dtype), wanted, rtol=near, atol=near * most / 10)
+    most = float(np.abs(expected.astype("float64")).max())
+    np.testing.assert_allclose(
+        actual.astype(expected.dtype), expected, rtol=near, atol=near * most / 10
+    )
 
 
 def spread(x: RelayExpr) -> RelayExpr:
@@ -221,8 +223,8 @@ def test_long_rows_of_many_units(
     texts = [k.code for k in kernels_of(make, x, target)]
     assert sum(b"__shfl_down_sync" in text for text in texts) == 2
     var = relay.var("x", shape=x.shape)
-    found = ekiden.compile(IRModule.from_expr(relay.Function([var], make(var))), target)(x)
-    np.testing.assert_allclose(found.numpy(), meaning(x.astype("float64")), 1e-5, 1e-8)
+    result = ekiden.compile(IRModule.from_expr(relay.Function([var], make(var))), target)(x)
+    np.testing.assert_allclose(result.numpy(), meaning(x.astype("float64")), 1e-5, 1e-8)
 
 
 def waits(kernel: DeviceKernel) -> int:
@@ -250,8 +252,8 @@ def test_warp_shuffles_use_shfl_instructions(nvrtc: ctypes.CDLL, tmp_path: Path)
     """Nothing is spilled, and registers are handed over by instructions of warps."""
     (kernel,) = kernels_of(relay.nn.softmax, np.zeros((64, 1024), "float32"), TARGET)
     for architecture in cuda.ARCHITECTURES:
-        said = cuda.compiled(nvrtc, kernel, architecture)
-        assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
+        message = cuda.compiled(nvrtc, kernel, architecture)
+        assert re.findall(r"(\d+) bytes spill", message) == ["0", "0"], message
         assert "SHFL.DOWN" in tensors.disassembled(nvrtc, kernel, architecture, tmp_path)
 
 

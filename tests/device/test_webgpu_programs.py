@@ -43,14 +43,14 @@ def test_a_network_saved_and_loaded(webgpu: Device, tmp_path: Path) -> None:
     x = relay.var("x", shape=(2, 3, 9, 7))
     y = relay.nn.conv2d(x, relay.const(numbers(5, 3, 3, 3)), padding=(1, 1), kernel_size=(3, 3))
     y = relay.nn.dense(relay.nn.batch_flatten(relay.nn.relu(y)), relay.const(numbers(11, 315)))
-    module, given = IRModule.from_expr(relay.Function([x], y)), numbers(2, 3, 9, 7)
+    module, data = IRModule.from_expr(relay.Function([x], y)), numbers(2, 3, 9, 7)
     exe = compiled(module)
-    found = exe(given)
-    assert found.device == webgpu
-    np.testing.assert_allclose(found.numpy(), ekiden.compile(module)(given).numpy(), rtol=1e-4)
+    result = exe(data)
+    assert result.device == webgpu
+    np.testing.assert_allclose(result.numpy(), ekiden.compile(module)(data).numpy(), rtol=1e-4)
     exe.save(tmp_path / "model.eki")
-    again = ekiden.load(tmp_path / "model.eki")(given)
-    np.testing.assert_array_equal(again.numpy(), found.numpy())
+    again = ekiden.load(tmp_path / "model.eki")(data)
+    np.testing.assert_array_equal(again.numpy(), result.numpy())
 
 
 def test_sizes_that_only_a_run_knows(webgpu: Device) -> None:
@@ -58,8 +58,8 @@ def test_sizes_that_only_a_run_knows(webgpu: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], relay.sum(relay.exp(x), axis=1)))
     exe = ekiden.compile(module, {webgpu: "webgpu"})
     for rows, columns in ((1, 1), (3, 300), (257, 5), (0, 4)):
-        given = numbers(rows, columns)
-        np.testing.assert_allclose(exe(given).numpy(), np.exp(given).sum(1), rtol=1e-4)
+        data = numbers(rows, columns)
+        np.testing.assert_allclose(exe(data).numpy(), np.exp(data).sum(1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("op", ["tanh", "erf", "log", "sqrt", "sigmoid", "round", "floor", "exp"])
@@ -67,10 +67,10 @@ def test_webgpu_elementwise_functions_match_numpy(webgpu: Device, op: str) -> No
     x = relay.var("x", shape=(1003,))
     module = IRModule.from_expr(relay.Function([x], getattr(relay, op)(x)))
     assert webgpu.exist
-    given = np.concatenate([numbers(1000) * 3, np.array([0.5, 1.5, 2.5], "float32")])
-    given = np.abs(given) if op in ("log", "sqrt") else given
-    wanted = ekiden.compile(module)(given).numpy()
-    np.testing.assert_allclose(compiled(module)(given).numpy(), wanted, rtol=3e-5, atol=1e-6)
+    data = np.concatenate([numbers(1000) * 3, np.array([0.5, 1.5, 2.5], "float32")])
+    data = np.abs(data) if op in ("log", "sqrt") else data
+    expected = ekiden.compile(module)(data).numpy()
+    np.testing.assert_allclose(compiled(module)(data).numpy(), expected, rtol=3e-5, atol=1e-6)
 
 
 def test_integers_wrap_and_divide_down(webgpu: Device) -> None:
@@ -78,11 +78,11 @@ def test_integers_wrap_and_divide_down(webgpu: Device) -> None:
     both = relay.floor_divide(x, y), relay.floor_mod(x, y), x * relay.const(65537) + y
     module = IRModule.from_expr(relay.Function([x, y], relay.Tuple(both)))
     assert webgpu.exist
-    given = np.array([7, -7, 7, -7, 2**31 - 1, -(2**31)], "int32")
+    data = np.array([7, -7, 7, -7, 2**31 - 1, -(2**31)], "int32")
     by = np.array([2, 2, -2, -2, 3, 5], "int32")
-    pairs = zip(compiled(module)(given, by), ekiden.compile(module)(given, by), strict=True)
-    for found, wanted in pairs:
-        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+    pairs = zip(compiled(module)(data, by), ekiden.compile(module)(data, by), strict=True)
+    for actual, expected in pairs:
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
 
 
 def test_indices_are_checked(webgpu: Device) -> None:
@@ -94,9 +94,9 @@ def test_indices_are_checked(webgpu: Device) -> None:
     good = np.array([4, 0, -5, 1], "int32")
     np.testing.assert_array_equal(exe(x, good).numpy(), x[good])
     messages = []
-    for each in (exe, ekiden.compile(module)):
+    for item in (exe, ekiden.compile(module)):
         with pytest.raises(IndexRangeError) as raised:
-            each(x, np.array([0, 7, 1, -9], "int32"))
+            item(x, np.array([0, 7, 1, -9], "int32"))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
 
@@ -107,8 +107,8 @@ def test_a_grid_longer_than_a_dimension(webgpu: Device) -> None:
     x = relay.var("x", shape=(n,))
     module = IRModule.from_expr(relay.Function([x], relay.negative(x)))
     assert webgpu.exist
-    given = np.arange(n, dtype="float32")
-    np.testing.assert_array_equal(compiled(module)(given).numpy(), -given)
+    data = np.arange(n, dtype="float32")
+    np.testing.assert_array_equal(compiled(module)(data).numpy(), -data)
 
 
 def test_one_program_over_two_devices(webgpu: Device) -> None:
@@ -118,10 +118,10 @@ def test_one_program_over_two_devices(webgpu: Device) -> None:
     branch = relay.If(relay.sum(outside) > relay.const(1.0), outside, relay.negative(outside))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], branch)), [cpu(0), webgpu])
     for scale in (1.0, 0.01):
-        given = numbers(4, 6) * np.float32(scale)
-        y = np.maximum(given @ w.T, 0)
-        wanted = y if y.sum() > 1 else -y
-        np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-4, atol=1e-6)
+        data = numbers(4, 6) * np.float32(scale)
+        y = np.maximum(data @ w.T, 0)
+        expected = y if y.sum() > 1 else -y
+        np.testing.assert_allclose(exe(data).numpy(), expected, rtol=1e-4, atol=1e-6)
     assert exe.disassemble().count("device_copy") == 1
 
 
@@ -135,9 +135,9 @@ def test_what_is_refused_runs_on_the_host_that_is_compiled_for_too(
         compiled(module)
     exe = ekiden.compile(module, ["webgpu", "llvm"])
     assert webgpu.exist and exe.disassemble().count("device_copy") == 3
-    given, at = numbers(6, 8), np.array([5, 0, 2, 2])
-    found = exe(given, at).numpy()
-    np.testing.assert_array_equal(found, given[at].argmax(1))
+    data, at = numbers(6, 8), np.array([5, 0, 2, 2])
+    result = exe(data, at).numpy()
+    np.testing.assert_array_equal(result, data[at].argmax(1))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "int8", "uint8", "bool", "float16"])

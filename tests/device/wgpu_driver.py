@@ -79,8 +79,8 @@ class Driver:
         self.modules: list[Any] = []
         self.pipelines: list[Any] = []
         self.launches = 0
-        made = {n: getattr(self, n) for n, kind in KINDS if kind is not P}
-        kept = {n: dict(KINDS)[n](self._safe(f)) for n, f in made.items()}
+        result = {n: getattr(self, n) for n, kind in KINDS if kind is not P}
+        kept = {n: dict(KINDS)[n](self._safe(f)) for n, f in result.items()}
         self.table = Table(name=b"wgpu", **kept)
 
     def register(self) -> None:
@@ -176,17 +176,17 @@ class Driver:
             raise ValueError(f"WGSL expected, got {kind.decode()}")
         text = ctypes.string_at(code, size).decode()
         try:
-            made = self.device.create_shader_module(code=text)
+            result = self.device.create_shader_module(code=text)
         except Exception as error:
             raise ValueError(f"kernel '{name.decode()}' is refused: {error}") from error
         read = {int(n) for n in re.findall(r"@binding\((\d+)\) var<storage, read>", text)}
-        self.modules.append((made, read))
+        self.modules.append((result, read))
         out[0] = len(self.modules)
 
     def kernel(self, _device: Place, module: int, name: bytes, out: Any) -> None:  # noqa: ANN401
         """A pipeline."""
-        made, read = self.modules[module - 1]
-        compute = {"module": made, "entry_point": name.decode()}
+        result, read = self.modules[module - 1]
+        compute = {"module": result, "entry_point": name.decode()}
         pipeline = self.device.create_compute_pipeline(layout="auto", compute=compute)
         self.pipelines.append((pipeline, read))
         out[0] = len(self.pipelines)
@@ -197,21 +197,21 @@ class Driver:
 
         self.launches += 1
         pipeline, read = self.pipelines[kernel - 1]
-        blocks, given = launch[0].blocks, launch[0].args[: launch[0].n_args]
+        blocks, argument = launch[0].blocks, launch[0].args[: launch[0].n_args]
         total = blocks[0] * blocks[1] * blocks[2]
         numbers, bound = list(blocks), []
-        places = [self.at(g.memory) for g in given if g.size == 0]
+        places = [self.at(g.memory) for g in argument if g.size == 0]
         written = [buffer for at, (buffer, _) in enumerate(places) if at not in read]
         if len(set(map(id, written))) != len(written):
             raise ValueError("two results of a kernel lie in one memory")
         encoder = self.device.create_command_encoder()
-        for g in given:
+        for g in argument:
             if g.size:
                 numbers.append(g.number)
                 continue
             buffer, at = places[len(bound)]
             numbers.append(at // 4)
-            if len(bound) in read and any(buffer is each for each in written):
+            if len(bound) in read and any(buffer is item for item in written):
                 twin = self._new(buffer.size)
                 encoder.copy_buffer_to_buffer(buffer, 0, twin, 0, buffer.size)
                 buffer = twin

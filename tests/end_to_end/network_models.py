@@ -45,9 +45,9 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
         graph.initializer.append(numpy_helper.from_array(weight, node.output[0]))
     del graph.node[:]
     graph.node.extend(kept)
-    given = [i for i in graph.input if i.name not in shapes]
+    inputs = [i for i in graph.input if i.name not in shapes]
     del graph.input[:]
-    graph.input.extend(given)
+    graph.input.extend(inputs)
     model.ir_version = max(model.ir_version, 4)
     return model
 
@@ -101,12 +101,12 @@ def _input(spec: dict[str, Any], dims: dict[str, int], rng: np.random.Generator)
     kind, *numbers = spec["gen"]
     numbers = [dims.get(n, n) if isinstance(n, str) else n for n in numbers]
     if kind in ("randint", "tokens"):
-        made = rng.integers(numbers[0], numbers[1], shape)
+        result = rng.integers(numbers[0], numbers[1], shape)
     elif kind == "const":
-        made = np.full(shape, numbers[0])
+        result = np.full(shape, numbers[0])
     else:
-        made = rng.uniform(-1, 1, shape)
-    return made.astype(spec["dtype"])
+        result = rng.uniform(-1, 1, shape)
+    return result.astype(spec["dtype"])
 
 
 _compiled: dict[str, ekiden.Executable] = {}

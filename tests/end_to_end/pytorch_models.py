@@ -145,10 +145,10 @@ class RmsNorm(nn.Module):
 
 def relative_bucket(distance: Tensor, both: bool, buckets: int = 32, limit: int = 128) -> Tensor:
     """T5's buckets of relative positions: exact near, logarithmic far."""
-    found = torch.zeros_like(distance)
+    result = torch.zeros_like(distance)
     if both:
         buckets //= 2
-        found = found + (distance > 0).to(torch.long) * buckets
+        result = result + (distance > 0).to(torch.long) * buckets
         distance = distance.abs()
     else:
         distance = -torch.min(distance, torch.zeros_like(distance))
@@ -157,7 +157,7 @@ def relative_bucket(distance: Tensor, both: bool, buckets: int = 32, limit: int 
         torch.log(distance.float() / exact) / math.log(limit / exact) * (buckets - exact)
     ).to(torch.long)
     far = torch.min(far, torch.full_like(far, buckets - 1))
-    return found + torch.where(distance < exact, distance, far)
+    return result + torch.where(distance < exact, distance, far)
 
 
 class T5Attention(nn.Module):
@@ -429,11 +429,11 @@ class SelectiveScan(nn.Module):
 
         if self.how == "scan":
             return torch._higher_order_ops.scan(step, state, (decay, drive, c))[1]
-        found = []
-        for each in zip(decay, drive, c, strict=True):
-            state, y = step(state, each)
-            found.append(y)
-        return torch.stack(found)
+        result = []
+        for item in zip(decay, drive, c, strict=True):
+            state, y = step(state, item)
+            result.append(y)
+        return torch.stack(result)
 
 
 class Mamba(nn.Module):

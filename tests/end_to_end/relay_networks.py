@@ -23,9 +23,9 @@ def check(module: relay.IRModule | relay.Function, *runs: Sequence[Array]) -> No
         module = relay.IRModule.from_expr(module)
     exe, native = ekiden.compile(module), ekiden.compile(module, executor="aot")
     for args in runs:
-        found = exe(*args)
-        agree(found, Interpreter(module).evaluate("main", *args))
-        equal(native(*args), found)
+        result = exe(*args)
+        agree(result, Interpreter(module).evaluate("main", *args))
+        equal(native(*args), result)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

@@ -55,9 +55,9 @@ def saved(exe: ekiden.Executable, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def run(exe: ekiden.Executable, x: Array) -> Array:
-    found = exe(x)
-    assert isinstance(found, ekiden.Tensor)
-    return found.numpy()
+    result = exe(x)
+    assert isinstance(result, ekiden.Tensor)
+    return result.numpy()
 
 
 @pytest.mark.quick

@@ -49,10 +49,10 @@ def test_the_good_model_runs_from_each_form(tmp_path: Path) -> None:
     onnx.save(model(GOOD), tmp_path / "m.onnx")
     x = normal(2, 3)
     expected = np.maximum(x @ normal(3, 4), 0)
-    for given in (model(GOOD), model(GOOD).SerializeToString(), tmp_path / "m.onnx"):
-        found = ekiden.compile(given)(x)
-        assert isinstance(found, ekiden.Tensor)
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+    for argument in (model(GOOD), model(GOOD).SerializeToString(), tmp_path / "m.onnx"):
+        actual = ekiden.compile(argument)(x)
+        assert isinstance(actual, ekiden.Tensor)
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_unknown_operators_are_listed_all_at_once() -> None:

@@ -220,9 +220,9 @@ CASES += [
 
 
 def _densely(places: np.ndarray, values: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    found = np.zeros(shape, values.dtype)
-    found[tuple(places.T)] = values
-    return found
+    result = np.zeros(shape, values.dtype)
+    result[tuple(places.T)] = values
+    return result
 
 
 CASES.append(
@@ -274,12 +274,12 @@ def test_data_dependent_shapes_match_numpy(case: Case, is_used: bool) -> None:
     executable = ekiden.compile(module)
     interpreted = relay.create_executor("debug", module).evaluate()
     for run in case.runs:
-        wanted = [w + w if len(leaves(call)) == 1 and is_used and case.name != "dyn.topk" else w
+        expected = [w + w if len(leaves(call)) == 1 and is_used and case.name != "dyn.topk" else w
                   for w in leaves(case.meaning(*run))]  # fmt: skip
-        for found in (executable(*run), interpreted(*run)):
-            for got, want in zip(leaves(found), wanted, strict=True):
-                assert got.shape == want.shape and got.dtype == want.dtype
-                np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+        for actual in (executable(*run), interpreted(*run)):
+            for result, want in zip(leaves(actual), expected, strict=True):
+                assert result.shape == want.shape and result.dtype == want.dtype
+                np.testing.assert_allclose(result.numpy(), want, rtol=1e-6)
 
 
 def test_every_operator_whose_shape_is_data_has_a_case() -> None:
@@ -362,9 +362,9 @@ def test_shapes_made_from_shapes_and_data() -> None:
     for limit in (0, 3, 100):
         data = X + limit - 3
         places = np.argwhere(data > 5)
-        wanted = data[places[:, :1]].reshape(*places.shape, -1).sum(0) if len(places) else None
-        if wanted is not None:
-            np.testing.assert_allclose(executable(data).numpy(), wanted, rtol=1e-5)
+        expected = data[places[:, :1]].reshape(*places.shape, -1).sum(0) if len(places) else None
+        if expected is not None:
+            np.testing.assert_allclose(executable(data).numpy(), expected, rtol=1e-5)
 
 
 def test_kernels_of_sizes_have_names_of_their_own() -> None:
@@ -373,14 +373,14 @@ def test_kernels_of_sizes_have_names_of_their_own() -> None:
     def function() -> relay.Function:
         x = relay.var("x", shape=(relay.Any(),))
         places = relay.var("places")
-        found = op.argwhere(op.greater(x, relay.const(0.0)))
+        result = op.argwhere(op.greater(x, relay.const(0.0)))
         whole = op.cast(op.add(places, op.multiply(places, places)), "float32")
-        return relay.Function([x], relay.Let(places, found, op.sum(whole, axis=1)))
+        return relay.Function([x], relay.Let(places, result, op.sum(whole, axis=1)))
 
     first, second = relay.GlobalVar("f"), relay.GlobalVar("f_1")
     x = relay.var("x", shape=(relay.Any(),))
     both = relay.Tuple([relay.Call(first, [x]), relay.Call(second, [x])])
     functions = {"main": relay.Function([x], both), first: function(), second: function()}
     executable = ekiden.compile(ekiden.IRModule(functions))
-    for each in executable(np.array([1, -1, 2], np.float32)):
-        np.testing.assert_array_equal(each.numpy(), np.array([0, 6], np.float32))
+    for item in executable(np.array([1, -1, 2], np.float32)):
+        np.testing.assert_array_equal(item.numpy(), np.array([0, 6], np.float32))

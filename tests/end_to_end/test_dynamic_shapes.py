@@ -20,9 +20,9 @@ def check(text: str, *args: object) -> ekiden.Executable:
     return executable
 
 
-def compare(got: object, want: object, *args: object) -> None:
+def compare(result: object, want: object, *args: object) -> None:
     """Hold a compiled program against the interpreter's function."""
-    left, right = got(*args), want(*args)  # type: ignore[operator]
+    left, right = result(*args), want(*args)  # type: ignore[operator]
     for a, b in zip(_leaves(left), _leaves(right), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -30,9 +30,9 @@ def compare(got: object, want: object, *args: object) -> None:
 
 def _leaves(value: object) -> list[np.ndarray]:
     if isinstance(value, tuple):
-        return [leaf for each in value for leaf in _leaves(each)]
+        return [leaf for item in value for leaf in _leaves(item)]
     if hasattr(value, "fields"):
-        return [leaf for each in value.fields for leaf in _leaves(each)]
+        return [leaf for item in value.fields for leaf in _leaves(item)]
     return [value.numpy()]  # type: ignore[attr-defined]
 
 
@@ -168,9 +168,9 @@ def test_sizes_that_do_not_fit_name_the_operator_and_the_dimensions() -> None:
         floats(3, 2),
         floats(6, 2),
     )
-    wanted = np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
+    expected = np.maximum(np.tile(floats(3, 2), (2, 1)), 0) + floats(1, 2)
     compared = executable(floats(3, 2), floats(1, 2)).numpy()
-    np.testing.assert_allclose(compared, wanted)
+    np.testing.assert_allclose(compared, expected)
     with pytest.raises(InputError, match=r"add \(text:\d+:\d+\) needs d_0 == y_0 or d_0 == 1"):
         executable(floats(3, 2), floats(5, 2))
 

@@ -41,8 +41,8 @@ def started(module: ekiden.IRModule, kind: str) -> Run:
     if kind == "async":
         exe = ekiden.compile(module, executor="async")
         return lambda *args: np.asarray(exe(*args))
-    found = relay.create_executor(kind, module, target="llvm").evaluate()
-    return lambda *args: np.asarray(found(*args).numpy())  # type: ignore[operator]
+    result = relay.create_executor(kind, module, target="llvm").evaluate()
+    return lambda *args: np.asarray(result(*args).numpy())  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +163,15 @@ def _model(name: str, case: Case) -> onnx.ModelProto:
 def test_indices_out_of_range_are_refused(name: str, kind: str) -> None:
     case, fixed = CASES[name], CONSTANT.get(name, ())
     run = started(import_model(_model(name, case)), kind)
-    given = [a for n, a in enumerate(case.arrays) if n not in fixed]
-    before = run(*given)
+    inputs = [a for n, a in enumerate(case.arrays) if n not in fixed]
+    before = run(*inputs)
     for position, wrong, message in case.wrong:
         arrays = [wrong if n == position else a for n, a in enumerate(case.arrays)]
         with pytest.raises(IndexRangeError) as error:
             run(*(a for n, a in enumerate(arrays) if n not in fixed))
         title = f"{case.domain}::{case.node.op_type}" if case.domain else case.node.op_type
         assert str(error.value) == f"{title} 'here': {message}"
-    np.testing.assert_array_equal(run(*given), before)
+    np.testing.assert_array_equal(run(*inputs), before)
 
 
 def _embedding() -> onnx.ModelProto:
@@ -224,11 +224,11 @@ def test_relay_text_is_named_by_its_place(kind: str) -> None:
 def test_the_modes_of_take_stay(kind: str) -> None:
     x, i = relay.var("x", shape=(5,)), relay.var("i", shape=(4,), dtype="int64")
     places = _i([-7, -1, 5, 8])
-    for mode, wanted in (("clip", [0, 0, 4, 4]), ("fast", [0, 0, 4, 4]), ("wrap", [3, 4, 0, 3])):
+    for mode, expected in (("clip", [0, 0, 4, 4]), ("fast", [0, 0, 4, 4]), ("wrap", [3, 4, 0, 3])):
         body = op.take(x, i, axis=0, mode=mode)
         run = started(ekiden.IRModule.from_expr(relay.Function([x, i], body)), kind)
         data = np.arange(5, dtype="float32")
-        np.testing.assert_array_equal(run(data, places), data[wanted])
+        np.testing.assert_array_equal(run(data, places), data[expected])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -274,5 +274,5 @@ def test_indices_longer_than_the_data_are_refused() -> None:
     assert np.asarray(exe(data, np.zeros((2, 3), "int64"))).shape == (2, 3)
     with pytest.raises(IndexRangeError) as error:
         exe(data, np.zeros((5, 3), "int64"))
-    wanted = "gather: extent of 'indices' along axis 0 5 is out of range ([0, 2] are valid)"
-    assert str(error.value) == wanted
+    expected = "gather: extent of 'indices' along axis 0 5 is out of range ([0, 2] are valid)"
+    assert str(error.value) == expected

@@ -34,19 +34,23 @@ CACHED = (
 
 
 def outputs(exe: ekiden.Executable, feed: dict[str, Array]) -> list[Array]:
-    found = exe(**feed)
-    return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+    result = exe(**feed)
+    return [t.numpy() for t in (result if isinstance(result, tuple) else (result,))]
 
 
 def assert_close(
-    found: Sequence[Array], wanted: Sequence[Array], rtol: float, of_range: float
+    actual: Sequence[Array], wanted: Sequence[Array], rtol: float, of_range: float
 ) -> None:
     """Within `rtol` of each element and `of_range` of the largest of its tensor."""
-    assert [a.shape for a in found] == [a.shape for a in wanted]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.dtype == theirs.dtype
-        span = float(np.abs(theirs).max()) if theirs.size and theirs.dtype.kind == "f" else 0.0
-        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-6 + of_range * span)
+    assert [a.shape for a in actual] == [a.shape for a in wanted]
+    for result, reference_result in zip(actual, wanted, strict=True):
+        assert result.dtype == reference_result.dtype
+        span = (
+            float(np.abs(reference_result).max())
+            if reference_result.size and reference_result.dtype.kind == "f"
+            else 0.0
+        )
+        np.testing.assert_allclose(result, reference_result, rtol=rtol, atol=1e-6 + of_range * span)
 
 
 @pytest.mark.parametrize(

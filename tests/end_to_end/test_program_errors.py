@@ -24,10 +24,10 @@ Run: TypeAlias = Callable[..., runtime.Tensor]
 
 
 def a_list(*values: int) -> runtime.ADT:
-    made = runtime.ADT(NIL)
+    result = runtime.ADT(NIL)
     for value in reversed(values):
-        made = runtime.ADT(CONS, (runtime.tensor(np.int32(value)), made))
-    return made
+        result = runtime.ADT(CONS, (runtime.tensor(np.int32(value)), result))
+    return result
 
 
 @pytest.fixture(params=["vm", "aot", "async", "steps"])
@@ -97,8 +97,8 @@ def test_too_deep_a_recursion_says_which_call(run: Run, monkeypatch: pytest.Monk
     def @main(%n: int32) { @sum(%n) }"""
     with pytest.raises(RunError) as error:
         run(text, runtime.tensor(np.int32(200)))
-    wanted = "call: recursion is deeper than 100 calls (in 'sum': text:5:13)"
-    assert str(error.value) == wanted
+    expected = "call: recursion is deeper than 100 calls (in 'sum': text:5:13)"
+    assert str(error.value) == expected
 
 
 def test_a_value_of_another_type_says_where_it_was_used(run: Run) -> None:

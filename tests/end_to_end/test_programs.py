@@ -32,10 +32,10 @@ def test_programs_match_numpy() -> None:
 def test_one_compiled_program_runs_every_size(n: int) -> None:
     exe = _affine()
     x = normal(n, 12, seed=n)
-    found = exe(x).numpy()
+    actual = exe(x).numpy()
     expected = np.maximum(x @ normal(9, 12).T, 0).sum(axis=1)
-    assert found.shape == (n,)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert actual.shape == (n,)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 _COMPILED: dict[str, ekiden.Executable] = {}
@@ -83,8 +83,8 @@ def test_a_recursive_global_function() -> None:
     x0 = np.linspace(0.5, 1.5, 5, dtype=np.float32)
     exe = ekiden.compile(module)
     for count in (0, 1, 7):
-        found = exe(x0, np.int32(count)).numpy()
-        np.testing.assert_allclose(found, x0**count, rtol=1e-5)
+        result = exe(x0, np.int32(count)).numpy()
+        np.testing.assert_allclose(result, x0**count, rtol=1e-5)
     deep = exe(np.ones(5, np.float32), np.int32(20_000))
     assert deep.numpy().tolist() == [1.0] * 5
 
@@ -169,9 +169,9 @@ def test_nested_patterns_take_the_first_that_fits() -> None:
     def run(items: relay.Expr) -> float:
         main = function([x], relay.Match(items, clauses))
         module = relay.IRModule({relay.GlobalVar("main"): main}, {data.header: data})
-        found = ekiden.compile(module)(np.float32(3))
-        assert isinstance(found, ekiden.Tensor)
-        return float(found.numpy())
+        result = ekiden.compile(module)(np.float32(3))
+        assert isinstance(result, ekiden.Tensor)
+        return float(result.numpy())
 
     one = relay.Call(cons, (x, relay.Call(nil, ())))
     assert run(one) == -1.0
@@ -230,7 +230,7 @@ def test_equal_attributes_of_different_symbols_are_not_one() -> None:
     a, b = relay.var("a", relay.tensor_type((n,))), relay.var("b", relay.tensor_type((m,)))
     x = relay.var("x", relay.tensor_type((n * m,)))
     both = (op.reshape(x, (n, m), True), op.reshape(x, (m, n), True))
-    soft = tuple(op.nn.softmax(each) for each in both)
+    soft = tuple(op.nn.softmax(item) for item in both)
     check(function([a, b, x], relay.Tuple((a, b, *soft))), (normal(2), normal(3), normal(6)))
 
 

@@ -46,12 +46,12 @@ def check(example: Example, exe: ekiden.Executable) -> None:
     for at in range(len(example.sizes)):
         arguments = example.arguments(at)
         with torch.no_grad():
-            wanted = example.network(*arguments)
-        found = exe(*[a.numpy() for a in arguments])
-        ours = found if isinstance(found, tuple) else (found,)
-        theirs = wanted if isinstance(wanted, tuple) else (wanted,)
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
+            expected = example.network(*arguments)
+        actual = exe(*[a.numpy() for a in arguments])
+        result = actual if isinstance(actual, tuple) else (actual,)
+        reference = expected if isinstance(expected, tuple) else (expected,)
+        assert len(result) == len(reference)
+        for a, b in zip(result, reference, strict=True):
             np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-4)
 
 

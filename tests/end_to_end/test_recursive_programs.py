@@ -317,9 +317,9 @@ def test_a_long_list_is_a_result_and_an_argument() -> None:
     )
     exe = ekiden.compile(relay.parse(text))
     nil = runtime.ADT(1)
-    made: Any = exe(INT(100_000), nil)
-    longer: Any = exe(INT(1), made)
-    shared, cell = longer[1], made
+    result: Any = exe(INT(100_000), nil)
+    longer: Any = exe(INT(1), result)
+    shared, cell = longer[1], result
     for number in range(1, 100_001):
         assert int(shared[0].numpy()) == int(cell[0].numpy()) == number
         shared, cell = shared[1], cell[1]
@@ -339,7 +339,7 @@ def test_a_function_comes_back_and_is_called(kind: str) -> None:
     run: Any = relay.create_executor(kind, module).evaluate()
     _, add = run(np.float32(1))
     one = add(np.float32(2))
-    assert [float(each.numpy()) for each in (one(), add(np.float32(3))(), one())] == [3.0, 6.0, 3.0]
+    assert [float(item.numpy()) for item in (one(), add(np.float32(3))(), one())] == [3.0, 6.0, 3.0]
 
 
 def test_a_function_belongs_to_its_program() -> None:
@@ -379,8 +379,8 @@ def test_data_and_cells_are_arguments_and_results(kind: str) -> None:
     run: Any = executor.evaluate()
     cons, nil = (executor.evaluate(module.get_type("List")[n]) for n in (1, 2))
     one = cons(np.float32(1), nil())  # type: ignore[operator]
-    found = run(one, (np.float32(2), one))
-    head, first = flatten(found)[0], flatten(found)[-1]
+    result = run(one, (np.float32(2), one))
+    head, first = flatten(result)[0], flatten(result)[-1]
     assert (float(head), float(first)) == (3.0, 1.0)
 
 

@@ -80,9 +80,9 @@ def test_a_real_model_allocates_nothing_after_its_first_run() -> None:
 def test_results_stay_while_they_are_held(dense: ekiden.Executable) -> None:
     inputs = [normal(n % 7, 12, seed=n) for n in range(40)]
     results = [one(dense(x)) for x in inputs]
-    for x, found in zip(inputs, results, strict=True):
+    for x, actual in zip(inputs, results, strict=True):
         expected = np.maximum(x @ normal(9, 12).T, 0)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.quick
@@ -99,10 +99,10 @@ def test_threads_run_separate_executables(dense: ekiden.Executable) -> None:
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        mine = ekiden.Executable(raw)
+        result = ekiden.Executable(raw)
         for n in range(1, 60):
             x = normal(n, 12, seed=seed)
-            if not np.allclose(one(mine(x)), np.maximum(x @ normal(9, 12).T, 0), atol=1e-4):
+            if not np.allclose(one(result(x)), np.maximum(x @ normal(9, 12).T, 0), atol=1e-4):
                 wrong.append(n)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
@@ -118,36 +118,36 @@ def test_an_input_as_output_is_not_written_by_later_runs() -> None:
     """The result of an echo holds what was given, however it is passed on."""
     x = relay.var("x", relay.tensor_type((4,)))
     exe = compiled([x], relay.Tuple((x, op.add(x, relay.const(1.0)), x)))
-    given = np.arange(4, dtype=np.float32)
-    first = exe(given)
+    data = np.arange(4, dtype=np.float32)
+    first = exe(data)
     assert isinstance(first, tuple)
-    kept = [t.numpy().copy() for t in first]
+    snapshot = [t.numpy().copy() for t in first]
     second = exe(first[1])
     assert isinstance(second, tuple)
-    for tensor, before in zip(first, kept, strict=True):
+    for tensor, before in zip(first, snapshot, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), before)
     np.testing.assert_array_equal(second[0].numpy(), np.arange(1, 5, dtype=np.float32))
-    np.testing.assert_array_equal(given, np.arange(4, dtype=np.float32))
+    np.testing.assert_array_equal(data, np.arange(4, dtype=np.float32))
 
 
 @pytest.mark.quick
 def test_returned_input_outlives_the_argument() -> None:
     x = relay.var("x", relay.tensor_type((SizeVar("n", "int64"),)))
     exe = compiled([x], x)
-    found = one(exe(np.arange(1000, dtype=np.float32)))
+    result = one(exe(np.arange(1000, dtype=np.float32)))
     for _ in range(50):
         np.full(1000, 7, np.float32)
-    np.testing.assert_array_equal(found, np.arange(1000, dtype=np.float32))
+    np.testing.assert_array_equal(result, np.arange(1000, dtype=np.float32))
 
 
 @pytest.mark.quick
 def test_a_constant_as_output_survives_the_executable() -> None:
     x = relay.var("x", relay.tensor_type((2,)))
     exe = compiled([x], relay.Tuple((relay.const(np.arange(6, dtype=np.float32)), op.tanh(x))))
-    found = exe(normal(2))
-    assert isinstance(found, tuple)
-    constant = found[0].numpy()
-    del exe, found
+    result = exe(normal(2))
+    assert isinstance(result, tuple)
+    constant = result[0].numpy()
+    del exe, result
     np.testing.assert_array_equal(constant, np.arange(6, dtype=np.float32))
 
 
@@ -155,9 +155,9 @@ def test_a_constant_as_output_survives_the_executable() -> None:
 def test_a_constant_as_output_cannot_be_changed_by_the_user() -> None:
     x = relay.var("x", relay.tensor_type((2,)))
     exe = compiled([x], relay.Tuple((relay.const(np.zeros(6, np.float32)), x)))
-    found = exe(normal(2))
-    assert isinstance(found, tuple)
-    array = found[0].numpy()
+    result = exe(normal(2))
+    assert isinstance(result, tuple)
+    array = result[0].numpy()
     if array.flags.writeable:
         array[:] = 5
     again = exe(normal(2))
@@ -213,15 +213,15 @@ def test_strided_and_misaligned_inputs_are_accepted(
     dense: ekiden.Executable, layout: str, n: int
 ) -> None:
     x = normal(n, 12)
-    given = LAYOUTS[layout](x)
+    argument = LAYOUTS[layout](x)
     if layout == "list":  # lists are float64, which is not what the model takes
         with pytest.raises(ekiden.InputError):
-            dense(given)
+            dense(argument)
         return
-    values = x if layout == "dlpack" else np.asarray(given, np.float32)
+    values = x if layout == "dlpack" else np.asarray(argument, np.float32)
     before = values.copy()
     expected = np.maximum(values @ normal(9, 12).T, 0)
-    np.testing.assert_allclose(one(dense(given)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(one(dense(argument)), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(values, before)
 
 
@@ -243,11 +243,11 @@ def test_wrong_input_is_told_word_for_word(two: ekiden.Executable) -> None:
     assert message(two, x.astype(np.float64), y) == (
         "input 'x': expected Tensor[(n, m), float32], got (3, 4) float64"
     )
-    wanted = "input 'y': expected Tensor[(n, 1), float32]"
-    assert message(two, x, y[0]) == f"{wanted}, got (1) float32"
-    assert message(two, x, normal(3, 2)) == f"{wanted}, got (3, 2) float32"
+    expected = "input 'y': expected Tensor[(n, 1), float32]"
+    assert message(two, x, y[0]) == f"{expected}, got (1) float32"
+    assert message(two, x, normal(3, 2)) == f"{expected}, got (3, 2) float32"
     assert message(two, x, normal(5, 1)) == (
-        f"{wanted} with n = 3 as in input 'x', got (5, 1) float32"
+        f"{expected} with n = 3 as in input 'x', got (5, 1) float32"
     )
 
 
@@ -293,8 +293,8 @@ def _named(known: dict[str, int], wanted: dict[str, int]) -> dict[str, int]:
 
 
 def _bytes(exe: ekiden.Executable, feed: dict[str, Array]) -> list[bytes]:
-    found = exe(**feed)
-    return [t.numpy().tobytes() for t in (found if isinstance(found, tuple) else (found,))]
+    result = exe(**feed)
+    return [t.numpy().tobytes() for t in (result if isinstance(result, tuple) else (result,))]
 
 
 def test_dimensions_that_a_model_forces_equal() -> None:

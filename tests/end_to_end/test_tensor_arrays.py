@@ -35,7 +35,7 @@ def leaves(value: object) -> list[np.ndarray]:
     fields = value if isinstance(value, tuple) else getattr(value, "fields", None)
     if fields is None:
         return [value.numpy()]  # type: ignore[attr-defined]
-    return [leaf for each in fields for leaf in leaves(each)]
+    return [leaf for field in fields for leaf in leaves(field)]
 
 
 Build = Callable[[Callable[[str], relay.Expr], Callable[[int], relay.Expr], relay.Expr], relay.Expr]
@@ -102,9 +102,9 @@ def test_tensor_arrays_run_compiled(build: Build, wanted: list) -> None:
         lambda rank: prelude.get_tensor_ctor(f"tensor{rank}", "float32"),
         x,
     )
-    found = run(module, body, [x], vector(1, 2))
-    for got, want in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(got, np.array(want, np.float32))
+    actual = run(module, body, [x], vector(1, 2))
+    for result, want in zip(actual, wanted, strict=True):
+        np.testing.assert_allclose(result, np.array(want, np.float32))
 
 
 def test_a_static_tensor_array_is_stacked() -> None:
@@ -120,5 +120,5 @@ def test_a_static_tensor_array_is_stacked() -> None:
     array = get("tensor_array")(relay.const(2))
     for n in range(2):
         array = get("tensor_array_write")(array, relay.const(n), tensor(relay.op.exp(x)))
-    (found,) = run(module, get("tensor_array_stack")(array), [x], vector(1, 2))
-    np.testing.assert_allclose(found, np.exp([[1, 2], [1, 2]]), rtol=1e-6)
+    (result,) = run(module, get("tensor_array_stack")(array), [x], vector(1, 2))
+    np.testing.assert_allclose(result, np.exp([[1, 2], [1, 2]]), rtol=1e-6)
