@@ -189,9 +189,9 @@ def small(name: str) -> nn.Module:
     torch.manual_seed(3)
     model = SMALL[name](vision()).eval()
     with torch.no_grad():
-        for each in model.parameters():
-            spread = 0.2 if each.ndim < 2 else 1.5 / each[0].numel() ** 0.5
-            each.copy_(torch.randn(each.shape) * spread)
+        for parameter in model.parameters():
+            spread = 0.2 if parameter.ndim < 2 else 1.5 / parameter[0].numel() ** 0.5
+            parameter.copy_(torch.randn(parameter.shape) * spread)
     return model
 
 
@@ -203,10 +203,10 @@ def whole(name: str) -> nn.Module:
     model = build(weights=None, weights_backbone=None, num_classes=5).eval()
     head = getattr(getattr(model, "head", None), "classification_head", None)
     with torch.no_grad():
-        for each in (getattr(head, part, None) for part in ("cls_logits", "bbox_ctrness")):
-            if isinstance(each, nn.Conv2d):
-                each.weight.normal_(std=0.5 / each.weight[0].numel() ** 0.5)
-                each.bias.zero_()
+        for item in (getattr(head, part, None) for part in ("cls_logits", "bbox_ctrness")):
+            if isinstance(item, nn.Conv2d):
+                item.weight.normal_(std=0.5 / item.weight[0].numel() ** 0.5)
+                item.bias.zero_()
     return model  # type: ignore[no-any-return]
 
 
@@ -295,8 +295,8 @@ class Yolo(nn.Module):
     def points(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The middles of cells as (x, y), and their strides."""
         points, strides = [], []
-        for n, each in enumerate(maps):
-            height, width = each.shape[2:]
+        for n, item in enumerate(maps):
+            height, width = item.shape[2:]
             y, x = (torch.arange(end=d).float() + 0.5 for d in (height, width))
             y, x = torch.meshgrid(y, x, indexing="ij")
             points.append(torch.stack((x, y)).view(2, -1))

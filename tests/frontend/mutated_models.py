@@ -101,12 +101,12 @@ def base(number: int) -> onnx.ModelProto:
 
 
 def _all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    found, graphs = [], [model.graph]
+    result, graphs = [], [model.graph]
     while graphs:
         for node in graphs.pop().node:
-            found.append(node)
+            result.append(node)
             graphs.extend(a.g for a in node.attribute if a.HasField("g"))
-    return found
+    return result
 
 
 def _rename_input(model: onnx.ModelProto, rng: Random) -> None:

@@ -66,14 +66,14 @@ def synthetic(number: int) -> onnx.ModelProto:
 
 
 def _attributes(rng: Random, known: OperatorSignature) -> list[onnx.AttributeProto]:
-    found = []
+    result = []
     for name, declared in known.attributes.items():
         if declared.kind in "gGTpy" or rng.random() > (0.95 if declared.is_required else 0.4):
             continue
         if rng.random() < 0.05:
             declared = FormalAttribute(rng.choice("ifsIFS"), False)
-        found.append(helper.make_attribute(name, _attribute(rng, declared.kind)))
-    return [a for a in found if a.type]
+        result.append(helper.make_attribute(name, _attribute(rng, declared.kind)))
+    return [a for a in result if a.type]
 
 
 def _attribute(rng: Random, kind: str) -> object:

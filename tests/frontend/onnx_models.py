@@ -59,8 +59,8 @@ def interpret(model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
 
 def evaluated(interpreter: Interpreter, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of an imported model; of values of several ranks what they hold."""
-    found = interpreter.evaluate("main", *inputs)
-    outputs = list(found) if isinstance(found, (tuple, list)) else [found]
+    result = interpreter.evaluate("main", *inputs)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     return [v.fields[0] if isinstance(v, ConstructorValue) and v.fields else v for v in outputs]
 
 
@@ -75,13 +75,13 @@ def compare(
     model: onnx.ModelProto, feed: Feed, reference: bool = False, rtol: float = 1e-5
 ) -> None:
     """Ekiden's outputs have the shapes, dtypes and values of the others'."""
-    wanted = expected(model, feed, reference)
-    found = interpret(model, list(feed.values()))
-    assert len(found) == len(wanted)
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol)
+    expected_value = expected(model, feed, reference)
+    actual = interpret(model, list(feed.values()))
+    assert len(actual) == len(expected_value)
+    for result, reference_result in zip(actual, expected_value, strict=True):
+        assert result.dtype == reference_result.dtype
+        assert result.shape == reference_result.shape
+        np.testing.assert_allclose(result, reference_result, rtol=rtol, atol=rtol)
 
 
 def check_node(
@@ -99,11 +99,11 @@ def check_node(
     names = [f"i{at}" if a is not None else "" for at, a in enumerate(inputs)]
     present = {n: a for n, a in zip(names, inputs, strict=True) if a is not None}
     fixed = {names[at] for at in constants}
-    made = [f"o{at}" for at in range(outputs)]
-    node = helper.make_node(op_type, names, made, **attributes)
+    result = [f"o{at}" for at in range(outputs)]
+    node = helper.make_node(op_type, names, result, **attributes)
     feed = {n: a for n, a in present.items() if n not in fixed}
     weights = {n: a for n, a in present.items() if n in fixed}
-    model = graph_model([node], feed, made, weights, opset, symbolic)
+    model = graph_model([node], feed, result, weights, opset, symbolic)
     compare(model, feed, reference, rtol)
 
 
@@ -128,17 +128,17 @@ def agree(
     """The interpreter and each target's code say what ONNX Runtime says, or ONNX's reference."""
     outputs = list(nodes[-1].output)
     model = graph_model(nodes, feed, outputs, weights, opset, symbolic)
-    wanted = expected(model, feed, reference)
+    expected_value = expected(model, feed, reference)
     runs = [interpret(model, list(feed.values()))]
     for target in targets:
-        found = ekiden.compile(model, target=target)(**feed)
-        many = found if isinstance(found, tuple) else (found,)
-        runs.append([each.numpy() for each in many])
+        actual = ekiden.compile(model, target=target)(**feed)
+        many = actual if isinstance(actual, tuple) else (actual,)
+        runs.append([item.numpy() for item in many])
     for run in runs:
-        assert [a.shape for a in run] == [a.shape for a in wanted]
-        assert [a.dtype for a in run] == [a.dtype for a in wanted]
-        for got, want in zip(run, wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert [a.shape for a in run] == [a.shape for a in expected_value]
+        assert [a.dtype for a in run] == [a.dtype for a in expected_value]
+        for result, want in zip(run, expected_value, strict=True):
+            np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

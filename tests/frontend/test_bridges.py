@@ -30,11 +30,11 @@ def agree(model: Any, x: Any, labels: Any, chances: Any) -> None:  # noqa: ANN40
     """A classifier as ONNX: labels and chances, for a batch of any size."""
     made = ekiden.compile(model)
     for rows in (slice(0, 1), slice(0, 120, 7)):
-        found, given = made(x[rows])
-        np.testing.assert_array_equal(found.numpy().ravel(), labels[rows])
-        if isinstance(given, list):  # dictionaries of classes
-            given = np.array([[row[k] for k in sorted(row)] for row in given])
-        np.testing.assert_allclose(np.asarray(given), chances[rows], rtol=1e-4, atol=1e-5)
+        result, data = made(x[rows])
+        np.testing.assert_array_equal(result.numpy().ravel(), labels[rows])
+        if isinstance(data, list):  # dictionaries of classes
+            data = np.array([[row[k] for k in sorted(row)] for row in data])
+        np.testing.assert_allclose(np.asarray(data), chances[rows], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["forest", "pipeline", "neighbours", "support vectors"])
@@ -56,8 +56,8 @@ def test_scikit_learn_models_match_onnx_import(name: str) -> None:
         "support vectors": SVC(probability=True, random_state=0),
     }[name].fit(x, y)
     options = {"zipmap": False}
-    found = to_onnx(model, x[:1], options={id(model): options}, target_opset=17)
-    agree(found, x, model.predict(x), model.predict_proba(x))
+    result = to_onnx(model, x[:1], options={id(model): options}, target_opset=17)
+    agree(result, x, model.predict(x), model.predict_proba(x))
 
 
 def test_knn_imputer_matches_scikit_learn() -> None:
@@ -73,8 +73,8 @@ def test_knn_imputer_matches_scikit_learn() -> None:
     model = KNNImputer(n_neighbors=3).fit(x)
     made = ekiden.compile(to_onnx(model, x[:1], target_opset=18))
     for rows in (slice(0, 40), slice(5, 6)):
-        wanted = model.transform(x[rows])
-        np.testing.assert_allclose(made(x[rows]).numpy(), wanted, rtol=1e-5, atol=1e-5)
+        expected = model.transform(x[rows])
+        np.testing.assert_allclose(made(x[rows]).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_column_transformer_matches_scikit_learn() -> None:
@@ -94,12 +94,12 @@ def test_column_transformer_matches_scikit_learn() -> None:
     parts = [("n", StandardScaler(), ["a", "b"]), ("s", OneHotEncoder(), ["c"])]
     model = make_pipeline(ColumnTransformer(parts), LogisticRegression()).fit(table, known)
     types = [(n, FloatTensorType([None, 1])) for n in "ab"] + [("c", StringTensorType([None, 1]))]
-    found = convert_sklearn(model, initial_types=types, options={id(model): {"zipmap": False}})
+    actual = convert_sklearn(model, initial_types=types, options={id(model): {"zipmap": False}})
     inputs = [x[:9, :1], x[:9, 1:2], colours[:9, None].astype(object)]
-    labels, chances = ekiden.compile(found)(*inputs)
+    labels, chances = ekiden.compile(actual)(*inputs)
     assert np.asarray(labels).ravel().tolist() == model.predict(table[:9]).tolist()
-    wanted = model.predict_proba(table[:9])
-    np.testing.assert_allclose(np.asarray(chances), wanted, rtol=1e-4, atol=1e-5)
+    expected = model.predict_proba(table[:9])
+    np.testing.assert_allclose(np.asarray(chances), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_lightgbm_models_match_onnx_import() -> None:
@@ -110,8 +110,8 @@ def test_lightgbm_models_match_onnx_import() -> None:
     x, y = samples()
     model = lightgbm.LGBMClassifier(n_estimators=8, verbose=-1, random_state=0).fit(x, y)
     types = [("x", FloatTensorType([None, 6]))]
-    found = convert_lightgbm(model, initial_types=types, zipmap=False, target_opset=15)
-    agree(found, x, model.predict(x), model.predict_proba(x))
+    result = convert_lightgbm(model, initial_types=types, zipmap=False, target_opset=15)
+    agree(result, x, model.predict(x), model.predict_proba(x))
 
 
 def test_xgboost_models_match_onnx_import() -> None:
@@ -121,8 +121,8 @@ def test_xgboost_models_match_onnx_import() -> None:
 
     x, y = samples()
     model = xgboost.XGBClassifier(n_estimators=8, max_depth=3, random_state=0).fit(x, y)
-    found = convert_xgboost(model, initial_types=[("x", FloatTensorType([None, 6]))])
-    agree(found, x, model.predict(x), model.predict_proba(x))
+    result = convert_xgboost(model, initial_types=[("x", FloatTensorType([None, 6]))])
+    agree(result, x, model.predict(x), model.predict_proba(x))
 
 
 def test_paddle_models_match_onnx_import(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_paddle_models_match_onnx_import(tmp_path: Path) -> None:
     spec = [paddle.static.InputSpec([None, 6], "float32", "x")]
     paddle.onnx.export(model, str(tmp_path / "model"), input_spec=spec, opset_version=15)
     x, _y = samples()
-    wanted = model(paddle.to_tensor(x)).numpy()
-    found = ekiden.compile(tmp_path / "model.onnx")(x)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    expected = model(paddle.to_tensor(x)).numpy()
+    actual = ekiden.compile(tmp_path / "model.onnx")(x)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_mxnet_models_match_onnx_import(tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_mxnet_models_match_onnx_import(tmp_path: Path) -> None:
     net.add_initializer()
     net.hybridize()
     x, _y = samples()
-    wanted = net(mxnet.nd.array(x)).asnumpy()
+    expected = net(mxnet.nd.array(x)).asnumpy()
     net.export(str(tmp_path / "model"))
     files = [str(tmp_path / name) for name in ("model-symbol.json", "model-0000.params")]
     mxnet.onnx.export_model(*files, [x.shape], [np.float32], str(tmp_path / "model.onnx"))
-    found = ekiden.compile(tmp_path / "model.onnx")(x)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    actual = ekiden.compile(tmp_path / "model.onnx")(x)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_coreml_models_match_onnx_import() -> None:
@@ -168,5 +168,5 @@ def test_coreml_models_match_onnx_import() -> None:
     weight = np.arange(18, dtype=np.float32).reshape(3, 6) / 9
     builder.add_inner_product("product", weight, None, 6, 3, False, "x", "y")
     x, _y = samples()
-    found = ekiden.compile(convert_coreml(builder.spec, target_opset=11))(x)
-    np.testing.assert_allclose(found.numpy().reshape(120, 3), x @ weight.T, rtol=1e-5, atol=1e-5)
+    result = ekiden.compile(convert_coreml(builder.spec, target_opset=11))(x)
+    np.testing.assert_allclose(result.numpy().reshape(120, 3), x @ weight.T, rtol=1e-5, atol=1e-5)

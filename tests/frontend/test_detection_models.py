@@ -23,15 +23,15 @@ def image(*shape: int) -> Array:
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-def same_rows(found: list[Array], wanted: list[Array]) -> None:
+def same_rows(actual: list[Array], wanted: list[Array]) -> None:
     """As many detections, each of them (its box, label, score, mask) among the others': engines
     may order those of nearly one score in their own ways."""
-    assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in wanted]
-    ours, theirs = (
+    assert [(a.shape, a.dtype) for a in actual] == [(a.shape, a.dtype) for a in wanted]
+    result, reference = (
         np.concatenate([a.reshape(len(a), -1).astype(np.float64) for a in many], 1)
-        for many in (found, wanted)
+        for many in (actual, wanted)
     )
-    apart = np.abs(ours[:, None] - theirs[None]).max(2) / np.abs(theirs).max()
+    apart = np.abs(result[:, None] - reference[None]).max(2) / np.abs(reference).max()
     assert max(apart.min(0).max(), apart.min(1).max()) <= 1e-4, apart
 
 
@@ -39,10 +39,10 @@ def agree(model: onnx.ModelProto, *sizes: tuple[int, int]) -> None:
     exe = ekiden.compile(model)
     for height, width in sizes:
         x = image(3, height, width)
-        wanted = run_onnx_runtime(model, {"x": x})
-        assert len(wanted[0]) > 3, "some objects have to be found"
-        found = exe(x)
-        same_rows([np.asarray(a) for a in found], wanted)
+        expected = run_onnx_runtime(model, {"x": x})
+        assert len(expected[0]) > 3, "some objects have to be found"
+        actual = exe(x)
+        same_rows([np.asarray(a) for a in actual], expected)
 
 
 @pytest.mark.slow
@@ -74,5 +74,5 @@ def test_yolo_runs_at_any_image_size(channels: int) -> None:
     exe = ekiden.compile(model)
     for size in ((64, 96), (32, 160), (256, 256)):
         x = image(1, 3, *size)
-        (wanted,) = run_onnx_runtime(model, {"x": x})
-        np.testing.assert_allclose(np.asarray(exe(x)), wanted, rtol=1e-4, atol=1e-3)
+        (expected,) = run_onnx_runtime(model, {"x": x})
+        np.testing.assert_allclose(np.asarray(exe(x)), expected, rtol=1e-4, atol=1e-3)

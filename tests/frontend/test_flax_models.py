@@ -50,5 +50,5 @@ def test_flax_modules_match_jax(model: Any, shape: tuple[int, ...], dtype: str) 
     made = ekiden.compile(apply, (sample(2),), dynamic_shapes=(text,))
     for count in (1, 3):
         x = sample(count)
-        wanted = np.asarray(apply(jnp.asarray(x)))
-        np.testing.assert_allclose(made(x).numpy(), wanted, rtol=1e-4, atol=1e-5)
+        expected = np.asarray(apply(jnp.asarray(x)))
+        np.testing.assert_allclose(made(x).numpy(), expected, rtol=1e-4, atol=1e-5)

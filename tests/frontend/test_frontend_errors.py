@@ -60,7 +60,7 @@ def _of_data(x: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "message"),
+    ("model", "argument", "message"),
     [
         (Small(), {}, r"^compile: module Small: example_inputs are missing"),
         (Small, {"example_inputs": (X,)}, r"got the class Small; an instance of it is meant"),
@@ -94,11 +94,11 @@ def _of_data(x: torch.Tensor) -> object:
     ],
 )  # fmt: skip
 def test_pytorch_import_errors_name_the_cause(
-    model: object, given: Mapping[str, object], message: str
+    model: object, argument: Mapping[str, object], message: str
 ) -> None:
     if isinstance(model, torch.nn.Module):
         model.eval()
-    text = told(message, lambda: ekiden.compile(model, **given))
+    text = told(message, lambda: ekiden.compile(model, **argument))
     assert "draft_export" not in text and 'TORCH_LOGS="dynamic"' not in text
 
 
@@ -125,7 +125,7 @@ def test_pytorch_errors_are_reported_once(caplog: pytest.LogCaptureFixture, tmp_
             told("reduction dim|no program", call)
     finally:
         logger.removeHandler(caplog.handler)
-    assert not [each for each in caplog.records if each.exc_info]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(
@@ -149,26 +149,26 @@ def test_relay_importers_refuse_non_models(function: str, model: object) -> None
 
 
 def archives() -> dict[str, bytes]:
-    made = {}
+    result = {}
     script, program = io.BytesIO(), io.BytesIO()
     torch.jit.save(torch.jit.trace(torch.nn.ReLU(), X), script)
     torch.export.save(torch.export.export(torch.nn.ReLU(), (X,)), program)
-    made["script"], made["program"] = script.getvalue(), program.getvalue()
+    result["script"], result["program"] = script.getvalue(), program.getvalue()
     weights = io.BytesIO()
     torch.save({"w": X}, weights)
-    made["weights"] = weights.getvalue()
-    return made
+    result["weights"] = weights.getvalue()
+    return result
 
 
 def test_archives_are_recognized_by_their_members(tmp_path: Path) -> None:
-    made = archives()
+    output = archives()
     for suffix in (".pt2", ".bin", ".onnx"):
         for kind, message in (("script", "a file of TorchScript"), ("weights", "torch.save wrote")):
             path = tmp_path / f"{kind}{suffix}"
-            path.write_bytes(made[kind])
+            path.write_bytes(output[kind])
             told(f"^import '{path.name}': it is .*{message}", lambda p=path: ekiden.compile(p))
-    found = ekiden.compile(made["program"])(np.full((2, 4), -1, np.float32))
-    assert not found.numpy().any()
+    result = ekiden.compile(output["program"])(np.full((2, 4), -1, np.float32))
+    assert not result.numpy().any()
     with zipfile.ZipFile(tmp_path / "any.bin", "w") as archive:
         archive.writestr("readme.txt", "nothing")
     told("expected an ONNX model", lambda: ekiden.compile(tmp_path / "any.bin"))
@@ -233,19 +233,19 @@ def test_missing_package_error_gives_the_pip_command() -> None:
         "'ekiden[tensorflow]'",
         "'ekiden[jax]'",
     )
-    wanted = [
+    expected = [
         f"package '{n}' is missing; pip install {e}" for n, e in zip(names, extras, strict=True)
     ]
     lines = done.stdout.splitlines()
-    assert [line.partition("the ")[2] for line in lines] == wanted, done.stderr
+    assert [line.partition("the ")[2] for line in lines] == expected, done.stderr
 
 
 def test_unimportable_package_is_reported() -> None:
     program = MISSING.format(names=("torch", "tflite"), broken=True, files=FILES[1:3])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    found = [line for line in done.stdout.splitlines() if "libodd.so" in line]
-    assert len(found) == 2, done.stderr
-    for line, extra in zip(found, ("torch", "tflite"), strict=True):
+    result = [line for line in done.stdout.splitlines() if "libodd.so" in line]
+    assert len(result) == 2, done.stderr
+    for line, extra in zip(result, ("torch", "tflite"), strict=True):
         assert line.endswith(
             "cannot be imported: libodd.so: cannot open shared object file; "
             f"pip install --force-reinstall {extra}"
@@ -329,5 +329,5 @@ def test_keras_and_tensorflow_import_errors_name_the_cause(tmp_path: Path) -> No
     ):
         told(message, call)
     own, x = Own(), np.ones((2, 4), np.float32)
-    wanted = own(x).numpy()  # it has been called, and so may be exported
-    np.testing.assert_allclose(compile(own)(x).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    expected = own(x).numpy()  # it has been called, and so may be exported
+    np.testing.assert_allclose(compile(own)(x).numpy(), expected, rtol=1e-5, atol=1e-6)

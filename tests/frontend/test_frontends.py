@@ -54,8 +54,10 @@ def test_the_table_and_the_driver_import_no_framework() -> None:
 def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "m.onnx")
     path = str(tmp_path / "m.onnx")
-    found = modules_after(f"from ekiden.compiler.build import import_model; import_model({path!r})")
-    assert found.intersection(FRAMEWORKS) == {"onnx"}
+    result = modules_after(
+        f"from ekiden.compiler.build import import_model; import_model({path!r})"
+    )
+    assert result.intersection(FRAMEWORKS) == {"onnx"}
 
 
 def test_models_are_recognized_by_name_content_and_class(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_rejected_files_name_the_converter(name: str, advice: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (gzip.compress(b"any"), "compressed: unpack it"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
@@ -101,16 +103,16 @@ def test_rejected_files_name_the_converter(name: str, advice: str, tmp_path: Pat
 )
 @pytest.mark.parametrize("name", ["model", "model.onnx", "model.tflite", "model.PB"])
 def test_rejected_files_are_recognized_by_content(
-    data: bytes, told: str, name: str, tmp_path: Path
+    data: bytes, message: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    for given, label in ((tmp_path / name, repr(name)), (data, "bytes")):
-        with pytest.raises(ImportModelError, match=f"^import {label}: it is .*{told}"):
-            ekiden.compile(given)
+    for argument, label in ((tmp_path / name, repr(name)), (data, "bytes")):
+        with pytest.raises(ImportModelError, match=f"^import {label}: it is .*{message}"):
+            ekiden.compile(argument)
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         (("b.onnx", "a.onnx", "readme"), "it is a folder: give the path of 'a.onnx' or 'b.onnx'$"),
         (tuple(f"{i}.onnx" for i in range(9)), "'4.onnx' or 4 more$"),
@@ -121,11 +123,11 @@ def test_rejected_files_are_recognized_by_content(
     ],
 )  # fmt: skip
 def test_folders_without_models_are_refused(
-    files: tuple[str, ...], told: str, tmp_path: Path
+    files: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     for name in files:
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ImportModelError, match=f"^import .*{told}"):
+    with pytest.raises(ImportModelError, match=f"^import .*{message}"):
         ekiden.compile(tmp_path)
 
 
@@ -137,10 +139,10 @@ def test_a_part_of_a_model_names_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".onnx", ".pt", ".h5", ".tflite", ".relay", ".zip"])
 @pytest.mark.parametrize(
-    ("stem", "told"), [("no", "No such file"), ("a\0b", "zero"), ("a" * 300, "too long")]
+    ("stem", "message"), [("no", "No such file"), ("a\0b", "zero"), ("a" * 300, "too long")]
 )
-def test_missing_paths_are_refused(stem: str, suffix: str, told: str) -> None:
-    with pytest.raises(ImportModelError, match=f"^import .*{told}"):
+def test_missing_paths_are_refused(stem: str, suffix: str, message: str) -> None:
+    with pytest.raises(ImportModelError, match=f"^import .*{message}"):
         ekiden.compile(stem + suffix)
 
 
@@ -159,9 +161,9 @@ def test_a_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
         is frontend_by_name("text")
         is find_frontend(text.encode())
     )
-    given = np.ones((3, 100), "float32")
+    data = np.ones((3, 100), "float32")
     for model in (tmp_path / "m.relay", text.encode()):
-        np.testing.assert_array_equal(ekiden.compile(model)(given).numpy(), given + np.arange(100))
+        np.testing.assert_array_equal(ekiden.compile(model)(data).numpy(), data + np.arange(100))
 
 
 @pytest.mark.parametrize(
@@ -294,9 +296,9 @@ def test_missing_converter_package_gives_the_pip_command(
     if body is not None:
         installed(tmp_path, name, body, version)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Package(name, (name,), "1.0", required_function="to").unusable_reason()
+    result = Package(name, (name,), "1.0", required_function="to").unusable_reason()
     monkeypatch.delitem(sys.modules, name, raising=False)
-    assert found == message
+    assert result == message
 
 
 def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(

@@ -35,8 +35,8 @@ def model(
 ) -> onnx.ModelProto:
     """A model that gives y."""
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
-    given = [of(name, kind, shape) for name, (kind, shape) in inputs.items()]
-    graph = helper.make_graph(nodes, "g", given, [of("y", FLOAT, None)], tensors)
+    arguments = [of(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    graph = helper.make_graph(nodes, "g", arguments, [of("y", FLOAT, None)], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -124,11 +124,11 @@ FEEDS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_data_dependent_lengths_meet_resized_extents(name: str) -> None:
-    made, feed = MODELS[name], FEEDS[name]
-    expected = ReferenceEvaluator(made).run(None, feed)[0]
-    executable = ekiden.compile(made)
-    found = executable(*(feed[i.name] for i in executable.inputs))
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5)
+    result, feed = MODELS[name], FEEDS[name]
+    expected = ReferenceEvaluator(result).run(None, feed)[0]
+    executable = ekiden.compile(result)
+    actual = executable(*(feed[i.name] for i in executable.inputs))
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-5)
 
 
 def symbols_of(function: Function) -> set[SizeVar]:

@@ -24,15 +24,18 @@ WIDE = (
 ROW = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 
 
-def agree(function: Any, *given: Any, exact: bool = False) -> None:  # noqa: ANN401
+def agree(function: Any, *argument: Any, exact: bool = False) -> None:  # noqa: ANN401
     """Compare a function with JAX for these inputs."""
-    found = ekiden.compile(function, given)(*given)
-    found = found if isinstance(found, tuple) else (found,)
-    wanted = jax.tree_util.tree_leaves(function(*map(jnp.asarray, given)))
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert (np.asarray(mine).shape, np.asarray(mine).dtype) == (theirs.shape, theirs.dtype)
+    actual = ekiden.compile(function, argument)(*argument)
+    actual = actual if isinstance(actual, tuple) else (actual,)
+    expected = jax.tree_util.tree_leaves(function(*map(jnp.asarray, argument)))
+    for result, reference in zip(actual, expected, strict=True):
+        assert (np.asarray(result).shape, np.asarray(result).dtype) == (
+            reference.shape,
+            reference.dtype,
+        )
         tolerance = 0 if exact else 2e-6
-        np.testing.assert_allclose(np.asarray(mine), np.asarray(theirs), tolerance, tolerance)
+        np.testing.assert_allclose(np.asarray(result), np.asarray(reference), tolerance, tolerance)
 
 
 def doubled(x: Any) -> Any:  # noqa: ANN401
@@ -41,28 +44,28 @@ def doubled(x: Any) -> Any:  # noqa: ANN401
 
 def test_a_path_and_bytes_of_an_artifact(tmp_path: Path) -> None:
     (rows,) = export.symbolic_shape("rows")
-    made = export.export(jax.jit(doubled))(jax.ShapeDtypeStruct((rows, 4), np.float32))
+    transformed = export.export(jax.jit(doubled))(jax.ShapeDtypeStruct((rows, 4), np.float32))
     path = tmp_path / "model.jax"
-    path.write_bytes(made.serialize())
-    for model in (path, str(path), made):
-        found = ekiden.compile(model)
-        assert str(found.inputs[0]) == "x: float32[rows, 4]"
+    path.write_bytes(transformed.serialize())
+    for model in (path, str(path), transformed):
+        result = ekiden.compile(model)
+        assert str(result.inputs[0]) == "x: float32[rows, 4]"
         for count in (1, 3):
-            np.testing.assert_allclose(found(ROW[:count]).numpy(), doubled(ROW[:count]), rtol=1e-6)
+            np.testing.assert_allclose(result(ROW[:count]).numpy(), doubled(ROW[:count]), rtol=1e-6)
 
 
 def test_dynamic_shapes_are_given_as_text() -> None:
-    found = ekiden.compile(doubled, (ROW,), dynamic_shapes=("n, ...",))
-    assert str(found.inputs[0]) == "x: float32[n, 4]"
-    np.testing.assert_allclose(found(ROW[:2]).numpy(), doubled(ROW[:2]), rtol=1e-6)
+    result = ekiden.compile(doubled, (ROW,), dynamic_shapes=("n, ...",))
+    assert str(result.inputs[0]) == "x: float32[n, 4]"
+    np.testing.assert_allclose(result(ROW[:2]).numpy(), doubled(ROW[:2]), rtol=1e-6)
 
 
 def test_a_size_that_is_computed_from_a_symbol() -> None:
-    found = ekiden.compile(lambda x: x.reshape(2, -1).sum(0), (ROW,), dynamic_shapes="(2*k, 4)")
+    result = ekiden.compile(lambda x: x.reshape(2, -1).sum(0), (ROW,), dynamic_shapes="(2*k, 4)")
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
-    np.testing.assert_array_equal(found(x).numpy(), x.reshape(2, -1).sum(0))
+    np.testing.assert_array_equal(result(x).numpy(), x.reshape(2, -1).sum(0))
     with pytest.raises(ValueError, match="x"):
-        found(x[:3])
+        result(x[:3])
 
 
 def test_input_names_are_pytree_paths() -> None:
@@ -70,11 +73,11 @@ def test_input_names_are_pytree_paths() -> None:
         return {"y": x @ params["w"] * scale, "z": [x]}
 
     params = {"w": np.ones((4, 2), np.float32)}
-    found = ekiden.compile(model, (params, ROW), example_kwargs={"scale": np.float32(2)})
-    assert [each.name for each in found.inputs] == ["params['w']", "x", "scale"]
-    assert [each.name for each in found.outputs] == ["result['y']", "result['z'][0]"]
+    result = ekiden.compile(model, (params, ROW), example_kwargs={"scale": np.float32(2)})
+    assert [item.name for item in result.inputs] == ["params['w']", "x", "scale"]
+    assert [item.name for item in result.outputs] == ["result['y']", "result['z'][0]"]
     np.testing.assert_allclose(
-        found(params["w"], ROW, np.float32(2))[0].numpy(), ROW @ params["w"] * 2
+        result(params["w"], ROW, np.float32(2))[0].numpy(), ROW @ params["w"] * 2
     )
 
 
@@ -101,8 +104,8 @@ def test_random_keys_may_be_results() -> None:
     """Which JAX constrains to no mesh."""
     function = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 3))
     seed = np.int32(7)
-    wanted = jax.random.key_data(function(seed))
-    np.testing.assert_array_equal(ekiden.compile(function, (seed,))(seed).numpy(), wanted)
+    expected = jax.random.key_data(function(seed))
+    np.testing.assert_array_equal(ekiden.compile(function, (seed,))(seed).numpy(), expected)
 
 
 def test_window_reductions_match_jax() -> None:
@@ -149,10 +152,10 @@ def test_dot_general_axes_match_jax() -> None:
     x, y = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 2, 5), (5, 3, 4, 6)))
 
     def products(x: Any, y: Any) -> Any:  # noqa: ANN401
-        made = [lax.dot_general(x, y, (((1, 3), (2, 0)), ((0,), (1,))))]
-        made += [jnp.tensordot(x, y, ((3, 1), (0, 2))), jnp.vdot(x, x), x[0, 0] @ y[:, 0, 0]]
+        result = [lax.dot_general(x, y, (((1, 3), (2, 0)), ((0,), (1,))))]
+        result += [jnp.tensordot(x, y, ((3, 1), (0, 2))), jnp.vdot(x, x), x[0, 0] @ y[:, 0, 0]]
         small = (x * 9).astype(jnp.int8).reshape(-1, 5)
-        return [*made, lax.dot(small, small.T, preferred_element_type=jnp.int32)]
+        return [*result, lax.dot(small, small.T, preferred_element_type=jnp.int32)]
 
     agree(products, x, y)
 
@@ -201,9 +204,9 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "broken.jax").write_bytes(b"no program")
     with pytest.raises(ImportModelError, match="program 'broken.jax': no program of jax.export"):
         ekiden.compile(tmp_path / "broken.jax")
-    made = export.export(jax.jit(doubled))(ROW)
+    transformed = export.export(jax.jit(doubled))(ROW)
     with pytest.raises(CompileError, match="is already exported: it takes no 'example_inputs'"):
-        ekiden.compile(made, (ROW,))
+        ekiden.compile(transformed, (ROW,))
     with pytest.raises(CompileError, match="a JAX program takes no 'shape'"):
         ekiden.compile(doubled, (ROW,), shape={"x": (2, 4)})
 

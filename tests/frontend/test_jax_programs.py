@@ -31,8 +31,8 @@ def program(*shapes: str, dtypes: Sequence[str] = ()) -> Callable[[Program], Pro
 def weights(*shape: int, seed: int = 0) -> Any:  # noqa: ANN401 - an array of JAX
     """Weights that are the same each time."""
     size = np.prod(shape[:-1]) or 1
-    made = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(size)
-    return jnp.asarray(made, jnp.float32)
+    result = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(size)
+    return jnp.asarray(result, jnp.float32)
 
 
 @program("b, 16")
@@ -92,8 +92,8 @@ def transformer_block(x: Any) -> Any:  # noqa: ANN401
 
     scores = jnp.einsum("bhqk,bhsk->bhqs", heads(1), heads(2)) / 2
     mask = jnp.tril(jnp.ones((6, 6), bool))
-    found = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)
-    x = x + jnp.einsum("bhqs,bhsk,hkd->bqd", found, heads(3), weights(4, 4, 16, seed=4))
+    result = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)
+    x = x + jnp.einsum("bhqs,bhsk,hkd->bqd", result, heads(3), weights(4, 4, 16, seed=4))
     return x + jax.nn.gelu(layer_norm(x) @ weights(16, 64, seed=5)) @ weights(64, 16, seed=6)
 
 
@@ -124,8 +124,8 @@ def lstm_by_scan(x: Any) -> Any:  # noqa: ANN401
 def gru_of_any_length(x: Any) -> Any:  # noqa: ANN401
     def cell(h: Any, row: Any) -> Any:  # noqa: ANN401
         z, r = jnp.split(jax.nn.sigmoid(row @ weights(8, 16) + h @ weights(8, 16, seed=1)), 2, -1)
-        made = jnp.tanh(row @ weights(8, 8, seed=2) + (r * h) @ weights(8, 8, seed=3))
-        h = (1 - z) * h + z * made
+        result = jnp.tanh(row @ weights(8, 8, seed=2) + (r * h) @ weights(8, 8, seed=3))
+        h = (1 - z) * h + z * result
         return h, h.sum(-1)
 
     return lax.scan(cell, jnp.zeros((x.shape[0], 8)), x.swapaxes(0, 1))
@@ -187,9 +187,9 @@ def fibonacci(x: Any) -> Any:  # noqa: ANN401
         count, a, b = state
         return count + 1, b, a + b
 
-    _, found, _ = lax.while_loop(lambda s: s[0] < 20 + x.shape[0], step, (0, x, x + 1))
+    _, result, _ = lax.while_loop(lambda s: s[0] < 20 + x.shape[0], step, (0, x, x + 1))
     total = lax.while_loop(lambda v: jnp.sum(v) < 1e4, lambda v: v * 2 + 1, jnp.abs(x) + 1)
-    return found, total
+    return result, total
 
 
 @program("b, 4", "", dtypes=("float32", "int32"))
@@ -214,17 +214,24 @@ def reductions(x: Any) -> Any:  # noqa: ANN401
 @program("b, 8")
 def special_functions(x: Any) -> Any:  # noqa: ANN401
     y = jnp.abs(x)
-    made = [jnp.expm1(x), jnp.log1p(y), jnp.arctan2(x, y + 1), jnp.cbrt(x), jax.lax.erf(x)]
-    made += [jax.lax.erf_inv(jnp.tanh(x)), jnp.round(x * 3), x % 2, x // 0.7, jnp.sign(x)]
-    made += [jax.lax.lgamma(y + 1), jnp.float_power(y + 0.5, x), jnp.arcsinh(x), jnp.sinh(x)]
-    return made
+    result = [jnp.expm1(x), jnp.log1p(y), jnp.arctan2(x, y + 1), jnp.cbrt(x), jax.lax.erf(x)]
+    result += [jax.lax.erf_inv(jnp.tanh(x)), jnp.round(x * 3), x % 2, x // 0.7, jnp.sign(x)]
+    result += [jax.lax.lgamma(y + 1), jnp.float_power(y + 0.5, x), jnp.arcsinh(x), jnp.sinh(x)]
+    return result
 
 
 @program("b, 8", dtypes=("int32",))
 def integers(x: Any) -> Any:  # noqa: ANN401
-    made = [x // 3, x % 5, x >> 2, x << 3, lax.shift_right_logical(x, 40), lax.population_count(x)]
-    made += [lax.clz(x), x ^ 21, ~x, x & 12, x | 3, lax.rem(x, -4), lax.div(x, -3), x**3, -x]
-    return [*made, jnp.abs(x), jnp.sign(x), lax.bitcast_convert_type(x, jnp.float32)]
+    result = [
+        x // 3,
+        x % 5,
+        x >> 2,
+        x << 3,
+        lax.shift_right_logical(x, 40),
+        lax.population_count(x),
+    ]
+    result += [lax.clz(x), x ^ 21, ~x, x & 12, x | 3, lax.rem(x, -4), lax.div(x, -3), x**3, -x]
+    return [*result, jnp.abs(x), jnp.sign(x), lax.bitcast_convert_type(x, jnp.float32)]
 
 
 @program("b, 8", dtypes=("bfloat16",))
@@ -246,9 +253,9 @@ def gradient_of_a_network(x: Any) -> Any:  # noqa: ANN401
 def sample(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Any:  # noqa: ANN401
     """An input of JAX."""
     if dtype == "bool":
-        made = rng.random(shape) < 0.7
-        made[..., 0] = True
-        return made
+        result = rng.random(shape) < 0.7
+        result[..., 0] = True
+        return result
     if "int" in dtype:
         return rng.integers(0, 50, shape).astype(dtype)
     return np.asarray(jnp.asarray(rng.standard_normal(shape), dtype))
@@ -293,21 +300,21 @@ def test_programs_agree_at_all_sizes_of_one_compilation(name: str) -> None:
     rng = np.random.default_rng(3)
     for size in SIZES:
         numbers = {"b": size, "s": size + 2, "t": 2 * size}
-        given = [
+        inputs = [
             sample(rng, [numbers.get(str(d), 0) or int(d) for d in spec.shape], dtype)
             for spec, dtype in zip(specs, dtypes, strict=True)
         ]
-        wanted = jax.tree_util.tree_leaves(function(*map(jnp.asarray, given)))
-        found = made(*given)
-        found = found if isinstance(found, tuple) else (found,)
-        assert len(found) == len(wanted)
-        for index, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-            mine, theirs = np.asarray(mine), np.asarray(theirs)
-            assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), index
-            if theirs.dtype.kind in "iub":
-                np.testing.assert_array_equal(mine, theirs, f"result {index}")
+        expected = jax.tree_util.tree_leaves(function(*map(jnp.asarray, inputs)))
+        actual = made(*inputs)
+        actual = actual if isinstance(actual, tuple) else (actual,)
+        assert len(actual) == len(expected)
+        for index, (result, reference) in enumerate(zip(actual, expected, strict=True)):
+            result, reference = np.asarray(result), np.asarray(reference)
+            assert (result.shape, result.dtype) == (reference.shape, reference.dtype), index
+            if reference.dtype.kind in "iub":
+                np.testing.assert_array_equal(result, reference, f"result {index}")
             else:
-                wide = [each.astype(np.float64) for each in (mine, theirs)]
+                wide = [item.astype(np.float64) for item in (result, reference)]
                 np.testing.assert_allclose(*wide, rtol=3e-5, atol=3e-5, err_msg=f"result {index}")
 
 

@@ -32,7 +32,7 @@ def test_keras_applications_match_tensorflow(name: str) -> None:
     rng = np.random.default_rng(0)
     for batch in (1, 2):
         x = rng.uniform(-1, 1, (batch, *shape)).astype(np.float32)
-        wanted = np.asarray(model(x, training=False))
-        found = made(x).numpy()
-        assert found.shape == wanted.shape
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+        expected = np.asarray(model(x, training=False))
+        actual = made(x).numpy()
+        assert actual.shape == expected.shape
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

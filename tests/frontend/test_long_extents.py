@@ -42,8 +42,8 @@ def model(layers: int, layer: Layer, **inputs: Sequence[Any]) -> onnx.ModelProto
     weights = [onnx.numpy_helper.from_array(WEIGHT, "w")]
     shapes = {**HEADS, "joined": [0, -1, WIDTH]}
     weights += [onnx.numpy_helper.from_array(np.array(v), n) for n, v in shapes.items()]
-    given = [of(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    graph = helper.make_graph(nodes, "g", given, [of("y", TensorProto.FLOAT, None)], weights)
+    arguments = [of(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    graph = helper.make_graph(nodes, "g", arguments, [of("y", TensorProto.FLOAT, None)], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -69,11 +69,11 @@ def attention(heads: str, mask: str | None) -> Layer:
     return layer
 
 
-def extents(made: onnx.ModelProto) -> int:
+def extents(result: onnx.ModelProto) -> int:
     """How many nodes the extents of all types of the imported program have together; none is above
     the limit.
     """
-    main = from_onnx(made)["main"]
+    main = from_onnx(result)["main"]
     assert isinstance(main, Function)
     kinds = (e.checked_type_or_none() for e in evaluation_order(main.body))
     dims = [d for k in kinds if isinstance(k, TensorType) for d in k.shape]
@@ -90,22 +90,22 @@ def nodes_of(dim: PrimExpr) -> int:
     return count
 
 
-def run(made: onnx.ModelProto, **feed: np.ndarray) -> None:
+def run(result: onnx.ModelProto, **feed: np.ndarray) -> None:
     """Compare a compiled model with ONNX's reference."""
-    expected = ReferenceEvaluator(made).run(None, feed)[0]
-    executable = ekiden.compile(made)
-    found = executable(*(feed[i.name] for i in executable.inputs))
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-4, atol=1e-4)
+    expected = ReferenceEvaluator(result).run(None, feed)[0]
+    executable = ekiden.compile(result)
+    actual = executable(*(feed[i.name] for i in executable.inputs))
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-4, atol=1e-4)
 
 
 X = np.random.default_rng(1).standard_normal((1, 5, WIDTH)).astype(np.float32)
 ONE_MASK = attention("all", "mask")
 
 
-def size(made: onnx.ModelProto) -> int:
+def size(result: onnx.ModelProto) -> int:
     """Bytes of the artifact."""
     artifact = io.BytesIO()
-    ekiden.compile(made).save(artifact)
+    ekiden.compile(result).save(artifact)
     return len(artifact.getvalue())
 
 
@@ -123,16 +123,18 @@ def test_layers_under_a_mask_of_foreign_names_grow_by_what_they_hold() -> None:
 @pytest.mark.parametrize("mask", [(3, 1, 1, 5), (1, 1, 1, 5), (3, 1, 1, 1), (1, 1, 1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_masks_broadcast_as_they_come(batch: int, mask: tuple[int, ...]) -> None:
-    made = model(3, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
+    graph_model = model(3, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
     random = np.random.default_rng(2)
     x = random.standard_normal((batch, 5, WIDTH)).astype(np.float32)
-    run(made, x=x, mask=random.standard_normal(mask).astype(np.float32))
+    run(graph_model, x=x, mask=random.standard_normal(mask).astype(np.float32))
 
 
 def test_a_mask_that_fits_nothing_is_refused() -> None:
-    made = model(2, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
+    graph_model = model(2, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
     with pytest.raises(ekiden.EkidenError):
-        ekiden.compile(made)(np.ones((2, 5, WIDTH), np.float32), np.ones((3, 1, 1, 5), np.float32))
+        ekiden.compile(graph_model)(
+            np.ones((2, 5, WIDTH), np.float32), np.ones((3, 1, 1, 5), np.float32)
+        )
 
 
 def test_layers_with_masks_of_their_own_names_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,18 +142,18 @@ def test_layers_with_masks_of_their_own_names_stay_short(monkeypatch: pytest.Mon
     only the run knows.
     """
     monkeypatch.setattr("ekiden.frontend.common.scope.MAX_EXTENT_NODES", 20)
-    made = model(
+    graph_model = model(
         6,
         attention("all", "mask{}"),
         x=["b", "s", WIDTH],
         **{f"mask{n}": [f"b{n}", 1, 1, f"s{n}"] for n in range(6)},
     )
-    imported = from_onnx(made)["main"]
+    imported = from_onnx(graph_model)["main"]
     assert isinstance(imported, Function)
     kind = imported.body.checked_type
     assert isinstance(kind, TensorType) and is_unknown_dim(kind.shape[0])
     masks = {f"mask{n}": np.ones((1, 1, 1, 5 if n % 2 else 1), np.float32) for n in range(6)}
-    run(made, x=X, **masks)
+    run(graph_model, x=X, **masks)
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -173,21 +175,23 @@ def test_a_residual_of_two_names_has_one_extent() -> None:
             nodes.append(helper.make_node(op, inputs, [p + output]))
         return p + "d"
 
-    made = model(13, layer, x=["n", 4], y0=["m", 4])
-    executable = ekiden.compile(made)
+    graph_model = model(13, layer, x=["n", 4], y0=["m", 4])
+    executable = ekiden.compile(graph_model)
     assert str(executable.outputs[0].shape[0]) == "select(n == 1, m, n)"
     random = np.random.default_rng(3)
     for n, m in ((3, 1), (1, 3), (3, 3), (1, 1)):
         rows = [random.standard_normal((count, 4)).astype(np.float32) for count in (n, m)]
-        run(made, x=rows[0], y0=rows[1])
+        run(graph_model, x=rows[0], y0=rows[1])
 
 
 @pytest.mark.parametrize(("left", "right"), [(3, 1), (1, 3), (3, 3)])
 def test_batches_of_products_broadcast_where_only_the_run_knows(left: int, right: int) -> None:
     nodes = [helper.make_node("MatMul", ["x", "k"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
-    given = [of("x", 1, ["a", "b", 4]), of("k", 1, ["g", 4, 4])]
-    graph = helper.make_graph(nodes, "g", given, [of("y", 1, None)])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs = [of("x", 1, ["a", "b", 4]), of("k", 1, ["g", 4, 4])]
+    graph = helper.make_graph(nodes, "g", inputs, [of("y", 1, None)])
+    graph_model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
     random = np.random.default_rng(4)
     x = random.standard_normal((left, 7, 4)).astype(np.float32)
-    run(made, x=x, k=random.standard_normal((right, 4, 4)).astype(np.float32))
+    run(graph_model, x=x, k=random.standard_normal((right, 4, 4)).astype(np.float32))

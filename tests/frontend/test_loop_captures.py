@@ -53,16 +53,16 @@ def model(before: Nodes, nodes: Nodes) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def calls(made: onnx.ModelProto) -> Counter[str]:
+def calls(result: onnx.ModelProto) -> Counter[str]:
     """How often each operator runs, alone or in a kernel with others."""
-    report = ekiden.compile(made).profile(X, peak=False)
+    report = ekiden.compile(result).profile(X, peak=False)
     return Counter(name for call in report.calls for name in call.title.split("+"))
 
 
-def agrees(made: onnx.ModelProto) -> None:
-    expected = ReferenceEvaluator(made).run(None, {"x": X})[0]
-    found = np.asarray(ekiden.compile(made)(X))
-    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-4, atol=1e-4)
+def agrees(result: onnx.ModelProto) -> None:
+    expected = ReferenceEvaluator(result).run(None, {"x": X})[0]
+    actual = np.asarray(ekiden.compile(result)(X))
+    np.testing.assert_allclose(actual, np.asarray(expected), rtol=1e-4, atol=1e-4)
 
 
 ADDED = [node("Add", ["v", "big"], ["after"])]
@@ -101,9 +101,9 @@ KINDS: dict[str, tuple[Nodes, dict[str, int]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_loop_invariant_captures_are_computed_once(kind: str) -> None:
     before, expected = KINDS[kind]
-    made = model(before, ADDED)
-    agrees(made)
-    counted = calls(made)
+    graph_model = model(before, ADDED)
+    agrees(graph_model)
+    counted = calls(graph_model)
     assert {n: counted[n] for n in expected if counted[n]}.items() <= expected.items()
     assert any(counted[n] for n in expected)
 
@@ -119,9 +119,9 @@ def test_what_a_branch_inside_of_the_loop_captures_is_computed_once() -> None:
         node("Less", ["two", "i"], ["late"]),
         node("If", ["late"], ["after"], then_branch=taken, else_branch=other),
     ]
-    made = model([node("Gather", ["x", "rows"], ["big"])], nodes)
-    agrees(made)
-    assert calls(made)["take"] == 1
+    graph_model = model([node("Gather", ["x", "rows"], ["big"])], nodes)
+    agrees(graph_model)
+    assert calls(graph_model)["take"] == 1
 
 
 def test_loops_after_loops_take_the_sum_of_their_turns() -> None:
@@ -130,9 +130,9 @@ def test_loops_after_loops_take_the_sum_of_their_turns() -> None:
     for number in range(4):
         inside = [node("Add", ["v", "x" if not number else f"o{number - 1}"], ["after"])]
         nodes.append(node("Loop", ["turns", "yes", "x"], [f"o{number}"], body=body(inside)))
-    made = model(nodes, [node("Add", ["v", "o3"], ["after"])])
-    agrees(made)
-    assert calls(made)["less"] == 5 * (TURNS + 1)
+    graph_model = model(nodes, [node("Add", ["v", "o3"], ["after"])])
+    agrees(graph_model)
+    assert calls(graph_model)["less"] == 5 * (TURNS + 1)
 
 
 def test_an_inner_loop_captures_from_the_body_around_it() -> None:
@@ -142,9 +142,9 @@ def test_an_inner_loop_captures_from_the_body_around_it() -> None:
         node("Softmax", ["v"], ["own"]),
         node("Loop", ["turns", "yes", "x"], ["after"], body=inner),
     ]
-    made = model([node("TopK", ["x", "k"], ["big", "at"])], nodes)
-    agrees(made)
-    counted = calls(made)
+    graph_model = model([node("TopK", ["x", "k"], ["big", "at"])], nodes)
+    agrees(graph_model)
+    counted = calls(graph_model)
     assert (counted["topk"], counted["nn.softmax"] + counted["softmax"]) == (1, TURNS)
 
 
@@ -162,9 +162,11 @@ def test_a_value_that_is_carried_unchanged_is_captured() -> None:
         [of("i", INT, []), of("go", BOOL, []), of("v", FLOAT, shape), of("w", FLOAT, shape)],
         [of("go2", BOOL, []), of("v2", FLOAT, shape), of("w2", FLOAT, shape)],
     )
-    made = model([node("Loop", ["turns", "yes", "x", "x"], ["big", "same"], body=inside)], ADDED)
-    agrees(made)
-    assert calls(made)["topk"] == 1
+    graph_model = model(
+        [node("Loop", ["turns", "yes", "x", "x"], ["big", "same"], body=inside)], ADDED
+    )
+    agrees(graph_model)
+    assert calls(graph_model)["topk"] == 1
 
 
 def test_torch_loops_capture_what_is_computed_before() -> None:

@@ -146,10 +146,10 @@ CASES: dict[str, tuple[onnx.NodeProto, dict[str, Array]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_vector_of_the_only_length_that_its_node_can_have(name: str) -> None:
     """Sizes of a vector whose length the model does not say."""
-    made, sizes = CASES[name]
-    feed = {"x": X, **sizes} if "x" in made.input else sizes
+    result, sizes = CASES[name]
+    feed = {"x": X, **sizes} if "x" in result.input else sizes
     # ONNX Runtime wants to know how many sizes a Resize has.
-    agree([made], feed, symbolic=True, reference=name == "Resize")
+    agree([result], feed, symbolic=True, reference=name == "Resize")
 
 
 @pytest.mark.parametrize("shape", [(4, 0, 3), (0, 3), (2, 0, 2, 3), (0, 0, 3)])

@@ -40,22 +40,22 @@ def _reduce_model() -> onnx.ModelProto:
 def test_run_node_runs_one_operator() -> None:
     node = helper.make_node("Add", ["a", "b"], ["c"])
     a, b = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
-    (found,) = onnx_backend.run_node(node, [a, b])
-    np.testing.assert_array_equal(found, a + b)
+    (result,) = onnx_backend.run_node(node, [a, b])
+    np.testing.assert_array_equal(result, a + b)
 
 
 def test_outputs_go_by_name() -> None:
     node = helper.make_node("Split", ["x"], ["left", "right"], axis=0, num_outputs=2)
-    found = onnx_backend.run_node(node, {"x": np.arange(4, dtype=np.float32)})
-    np.testing.assert_array_equal(found.right, [2, 3])
+    result = onnx_backend.run_node(node, {"x": np.arange(4, dtype=np.float32)})
+    np.testing.assert_array_equal(result.right, [2, 3])
 
 
 def test_an_input_that_decides_the_rank_is_fixed_by_value() -> None:
     rep = onnx_backend.prepare(_reduce_model())
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     for axis in (0, 1, 0):
-        (found,) = rep.run([x, np.array([axis])])
-        np.testing.assert_array_equal(found, x.sum(axis))
+        (result,) = rep.run([x, np.array([axis])])
+        np.testing.assert_array_equal(result, x.sum(axis))
     assert rep.fixed == ("axes",)
 
 
@@ -88,13 +88,13 @@ def coverage() -> ModuleType:
 @cache
 def tables() -> dict[str, dict[str, str]]:
     """Kind of tests -> test -> what the table says of it."""
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for line in (ROOT / "docs/onnx-coverage.md").read_text().splitlines():
         if line.startswith("## "):
-            rows = found.setdefault(line[3:], {})
+            rows = result.setdefault(line[3:], {})
         elif (match := re.fullmatch(r"\| (test_\w+) \| (.+) \|", line)) is not None:
             rows[match[1]] = match[2]
-    return found
+    return result
 
 
 @cache
@@ -107,12 +107,12 @@ def check(kind: str, part: int, parts: int, device: str = "CPU") -> None:
     check_cases(kind, cases(kind)[part::parts], device)
 
 
-def check_cases(kind: str, found: Sequence[tuple[str, object]], device: str = "CPU") -> None:
+def check_cases(kind: str, actual: Sequence[tuple[str, object]], device: str = "CPU") -> None:
     """Every one of these tests that passes by the table passes."""
     rows = tables()[kind]
-    wanted = [c for name, c in found if rows[name].startswith("pass")]
+    expected = [c for name, c in actual if rows[name].startswith("pass")]
     run = partial(coverage().run_and_classify, device=device)
-    outcomes = [(c.name, run(c)) for c in wanted]  # type: ignore[attr-defined]
+    outcomes = [(c.name, run(c)) for c in expected]  # type: ignore[attr-defined]
     assert {name: o.reason for name, o in outcomes if o.reason} == {}
 
 
@@ -121,11 +121,11 @@ def node_cases(expanded: bool) -> list[tuple[str, object]]:
     return [(name, c) for name, c in cases("node") if ("_expanded" in name) is expanded]
 
 
-def one_in(count: int, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
+def one_in(count: int, result: list[tuple[str, object]]) -> list[tuple[str, object]]:
     """The tests with an operator that none before has, and one in so many of the others."""
     seen: set[str] = set()
     kept = []
-    for name, case in found:
+    for name, case in result:
         operators = {node.op_type for node in case.model.graph.node}  # type: ignore[attr-defined]
         if not operators <= seen or zlib.crc32(name.encode()) % count == 0:
             kept.append((name, case))

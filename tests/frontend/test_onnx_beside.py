@@ -30,11 +30,11 @@ def numbers(size: int, kind: str = "float32") -> np.ndarray:
     return (np.random.default_rng(size).standard_normal(size) * 50).astype(kind)
 
 
-def lies_at(tensor: TensorProto, **said: object) -> None:
+def lies_at(tensor: TensorProto, **message: object) -> None:
     """Let a tensor say where its bytes are."""
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in said.items():
+    for key, value in message.items():
         tensor.external_data.add(key=key, value=str(value))
 
 
@@ -55,19 +55,19 @@ def saved(folder: Path, *sizes: int) -> Path:
     """A model of weights of so many elements, one behind the other in w.bin."""
     weights = [numpy_helper.from_array(numbers(n), f"w{i}") for i, n in enumerate(sizes)]
     with open(folder / "w.bin", "wb") as file:
-        for each in weights:
-            raw = each.raw_data
-            lies_at(each, location="w.bin", offset=file.tell(), length=len(raw))
+        for weight in weights:
+            raw = weight.raw_data
+            lies_at(weight, location="w.bin", offset=file.tell(), length=len(raw))
             file.write(raw)
     (folder / "model.onnx").write_bytes(chain(*weights).SerializeToString())
     return folder / "model.onnx"
 
 
-def changed(path: Path, **said: object) -> None:
+def changed(path: Path, **message: object) -> None:
     """Let the first weight of a saved model say another place."""
     model = onnx.load(path, load_external_data=False)
     del model.graph.initializer[0].external_data[:]
-    lies_at(model.graph.initializer[0], **said)
+    lies_at(model.graph.initializer[0], **message)
     path.write_bytes(model.SerializeToString())
 
 
@@ -94,8 +94,8 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
         module = import_onnx(str(path)).to_module()
     assert is_in_a_file(largest(module)) and len(files.files) == 1
     for size in (LARGE, 5000):
-        found = next(a for a in constants(module) if a.size == size)
-        np.testing.assert_array_equal(found, numbers(size))
+        result = next(a for a in constants(module) if a.size == size)
+        np.testing.assert_array_equal(result, numbers(size))
 
 
 def test_embedded_and_external_weights_mix(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_embedded_and_external_weights_mix(tmp_path: Path) -> None:
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(numbers(8000), "w1"))
     path.write_bytes(model.SerializeToString())
     assert np.array_equal(largest(import_onnx(path).to_module()), numbers(LARGE))
-    wanted = sum(numbers(n).sum() for n in (LARGE, 8000))
-    found = ekiden.compile(path)(np.zeros(1, np.float32)).numpy()
-    np.testing.assert_allclose(found, [wanted], rtol=1e-3)
+    expected = sum(numbers(n).sum() for n in (LARGE, 8000))
+    actual = ekiden.compile(path)(np.zeros(1, np.float32)).numpy()
+    np.testing.assert_allclose(actual, [expected], rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64", "int8", "uint64", "bool"])
@@ -158,12 +158,12 @@ def test_attribute_tensors_may_be_external(where: str, tmp_path: Path) -> None:
         graph = helper.make_graph(body, "b", [], out)
         yes = numpy_helper.from_array(np.array(True), "yes")
         model.graph.initializer.append(yes)
-        made = helper.make_node("If", ["yes"], ["x2"], then_branch=graph, else_branch=graph)
-        model.graph.node.insert(0, made)
+        output = helper.make_node("If", ["yes"], ["x2"], then_branch=graph, else_branch=graph)
+        model.graph.node.insert(0, output)
     model.graph.node[2].input[0] = "x2"
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    found = ekiden.compile(tmp_path / "model.onnx")(np.ones(1, np.float32)).numpy()
-    np.testing.assert_allclose(found, [1 + numbers(5000).sum() + numbers(10).sum()], rtol=1e-3)
+    result = ekiden.compile(tmp_path / "model.onnx")(np.ones(1, np.float32)).numpy()
+    np.testing.assert_allclose(result, [1 + numbers(5000).sum() + numbers(10).sum()], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(
 ) -> None:
     exe = ekiden.compile(saved(tmp_path, 5000, LARGE), tier="quick")
     how(tmp_path / "w.bin")
-    wanted = [1 + numbers(5000).sum() + numbers(LARGE).sum()]
+    expected = [1 + numbers(5000).sum() + numbers(LARGE).sum()]
     for _ in range(2):
-        np.testing.assert_allclose(exe(np.ones(1, np.float32)).numpy(), wanted, rtol=1e-3)
+        np.testing.assert_allclose(exe(np.ones(1, np.float32)).numpy(), expected, rtol=1e-3)
         try:
             exe.wait(60)
         except ImportModelError as error:
@@ -270,9 +270,9 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(
 def test_small_files_and_many_are_read(tmp_path: Path) -> None:
     """A file of each weight, as some exporters write them: none stays open."""
     weights = [numpy_helper.from_array(numbers(5000 + n), f"w{n}") for n in range(40)]
-    for each in weights:
-        (tmp_path / each.name).write_bytes(each.raw_data)
-        lies_at(each, location=each.name)
+    for weight in weights:
+        (tmp_path / weight.name).write_bytes(weight.raw_data)
+        lies_at(weight, location=weight.name)
     (tmp_path / "model.onnx").write_bytes(chain(*weights).SerializeToString())
     with mapped_files.allow_mapped_borrowing() as files:
         module = import_onnx(tmp_path / "model.onnx").to_module()

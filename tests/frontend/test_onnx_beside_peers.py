@@ -61,14 +61,14 @@ def test_activations_keep_their_tails(op_type: str, dtype: str) -> None:
     least = {2: -9.0, 4: -60.0, 8: -300.0}[kind.itemsize]
     x = np.concatenate([np.linspace(least, 4, 97), [-1e-3, 1e-3, 0.0, 11.0]]).astype(kind)
     model = graph_model([node(op_type, "x", "y")], {"x": x}, ["y"], opset=22)
-    wanted = TAILS[op_type](x.astype(np.float64))
+    expected = TAILS[op_type](x.astype(np.float64))
     tolerance = 8 * float(np.finfo(kind).eps)
     smallest = float(np.finfo(kind).smallest_normal)
     results = [interpret(model, [x])[0]]
     if dtype == "float32":
         results.append(ekiden.compile(model)(x).numpy())
-    for found in results:
-        np.testing.assert_allclose(found.astype(np.float64), wanted, tolerance, smallest)
+    for actual in results:
+        np.testing.assert_allclose(actual.astype(np.float64), expected, tolerance, smallest)
 
 
 @pytest.mark.parametrize("name", ["Softplus", "Elu"])
@@ -77,9 +77,9 @@ def test_activations_of_recurrent_cells_keep_their_tails(name: str) -> None:
     one, none = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32)
     layer = node("RNN", "x w r", "y", hidden_size=1, activations=[name])
     model = graph_model([layer], {"x": x}, ["y"], {"w": one, "r": none})
-    wanted = TAILS[name](x.astype(np.float64)).ravel()
-    for found in (interpret(model, [x])[0], ekiden.compile(model)(x).numpy()):
-        np.testing.assert_allclose(found.ravel(), wanted, 1e-5)
+    expected = TAILS[name](x.astype(np.float64)).ravel()
+    for actual in (interpret(model, [x])[0], ekiden.compile(model)(x).numpy()):
+        np.testing.assert_allclose(actual.ravel(), expected, 1e-5)
 
 
 # Scales that broadcast.
@@ -101,24 +101,24 @@ def test_scales_of_norms_broadcast(
     axes = tuple(range(axis % 3, 3))
     if op_type == "LayerNormalization":
         centred = wide - wide.mean(axes, keepdims=True)
-        wanted = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5) * scale + bias
-        given = node(op_type, "x s b", "y", axis=axis)
+        expected = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5) * scale + bias
+        argument = node(op_type, "x s b", "y", axis=axis)
     else:
-        wanted = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + 1e-5) * scale
-        given = node(op_type, "x s", "y", axis=axis)
-    weights = {n: a for n, a in (("s", scale), ("b", bias)) if n in given.input}
+        expected = wide / np.sqrt((wide**2).mean(axes, keepdims=True) + 1e-5) * scale
+        argument = node(op_type, "x s", "y", axis=axis)
+    weights = {n: a for n, a in (("s", scale), ("b", bias)) if n in argument.input}
     for symbolic in (False, True):
-        model = graph_model([given], {"x": x}, ["y"], weights, 23, symbolic)
-        (found,) = interpret(model, [x])
-        assert found.dtype == dtype and found.shape == x.shape
+        model = graph_model([argument], {"x": x}, ["y"], weights, 23, symbolic)
+        (actual,) = interpret(model, [x])
+        assert actual.dtype == dtype and actual.shape == x.shape
         tolerance = 1e-5 if dtype == np.float32 else 1e-2
-        np.testing.assert_allclose(found, wanted, tolerance, tolerance)
+        np.testing.assert_allclose(actual, expected, tolerance, tolerance)
 
 
 def test_a_scale_with_more_axes_than_the_data_is_refused() -> None:
     x = normal(3, 4)
-    given = node("LayerNormalization", "x s", "y")
-    model = graph_model([given], {"x": x}, ["y"], {"s": normal(2, 3, 4)}, 21)
+    argument = node("LayerNormalization", "x s", "y")
+    model = graph_model([argument], {"x": x}, ["y"], {"s": normal(2, 3, 4)}, 21)
     with pytest.raises(UnsupportedError, match="does not broadcast"):
         ekiden.compile(model)
 
@@ -171,11 +171,11 @@ VECTORS: Mapping[str, dict[str, object]] = {
 def test_a_vector_is_one_row(op_type: str) -> None:
     x = floats(1, -2, 3)
     outputs = ["l", "y"] if op_type.endswith("Classifier") else ["y"]
-    given = helper.make_node(op_type, ["x"], outputs, domain=ML, **VECTORS[op_type])
-    vector, row = (graph_model([given], {"x": a}, outputs, domains=[ML]) for a in (x, x[None]))
-    found, wanted = interpret(vector, [x]), interpret(row, [x[None]])
+    argument = helper.make_node(op_type, ["x"], outputs, domain=ML, **VECTORS[op_type])
+    vector, row = (graph_model([argument], {"x": a}, outputs, domains=[ML]) for a in (x, x[None]))
+    actual, expected = interpret(vector, [x]), interpret(row, [x[None]])
     is_alike = op_type in ("Scaler", "Normalizer", "Binarizer", "Imputer")
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b[0] if is_alike else b)
     if not op_type.startswith("Tree"):  # of which ONNX Runtime counts the columns as the rows
         compare(vector, {"x": x})
@@ -197,11 +197,11 @@ def test_nearest_of_opset_10_rounds_up_where_it_shrinks(scales: tuple[float, flo
     x = np.arange(21 * 30, dtype=np.float32).reshape(1, 1, 21, 30)
     whole = {"x": x, "s": floats(1, 1, *scales)}
     resize = node("Resize", "x s", "y", mode="nearest")
-    (wanted,) = run_onnx_runtime(graph_model([resize], whole, ["y"], None, 10), whole)
+    (expected,) = run_onnx_runtime(graph_model([resize], whole, ["y"], None, 10), whole)
     for feed, weights in ((whole, {}), ({"x": x}, {"s": whole["s"]})):
         model = graph_model([resize], feed, ["y"], weights, 10, symbolic="s" not in feed)
-        (found,) = interpret(model, list(feed.values()))
-        np.testing.assert_array_equal(found, wanted)
+        (actual,) = interpret(model, list(feed.values()))
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -211,16 +211,16 @@ def test_scales_from_data_change_batch_and_channels(mode: str) -> None:
     exe = ekiden.compile(graph_model([node("Resize", "x - s", "y", mode=mode)], feed, ["y"]))
     for scales in ((1, 1, 2, 2), (2, 1, 2, 2), (1, 3, 1.5, 2), (0.5, 0.5, 0.5, 0.7)):
         whole = {"x": x, "s": floats(*scales)}
-        found = exe(**whole).numpy()
+        actual = exe(**whole).numpy()
         if mode == "nearest" or scales[:2] == (1, 1):
-            (wanted,) = run_onnx_runtime(
+            (expected,) = run_onnx_runtime(
                 graph_model([node("Resize", "x - s", "y", mode=mode)], whole, ["y"]), whole
             )
-            np.testing.assert_allclose(found, wanted, 1e-6, 1e-6)
+            np.testing.assert_allclose(actual, expected, 1e-6, 1e-6)
         shape = tuple(
             int(np.floor(np.float32(d) * s)) for d, s in zip(x.shape, whole["s"], strict=True)
         )
-        assert found.shape == shape
+        assert actual.shape == shape
     with pytest.raises((InputError, RunError), match="negative"):
         exe(x, floats(1, 1, -2, 2))
 
@@ -275,14 +275,14 @@ def test_keys_of_the_past_have_room_behind_them(op_type: str, with_beams: bool) 
         if with_beams:
             feed["w"] = np.array([2], np.int32)
             names += " w c"
-    given = node(op_type, names, "y k1 v1", domain=MICROSOFT, num_heads=heads, **more)
-    model = graph_model([given], feed, ["y", "k1", "v1"], domains=[MICROSOFT])
+    argument = node(op_type, names, "y k1 v1", domain=MICROSOFT, num_heads=heads, **more)
+    model = graph_model([argument], feed, ["y", "k1", "v1"], domains=[MICROSOFT])
     exe = ekiden.compile(model)
     for past in (3, 0, 7):
         feed["n"] = np.array([past], np.int32)
         results = [t.numpy() for t in exe(**feed)]
-        wanted = attention_by_definition(feed, heads, past, beams)
-        for a, b, c in zip(results, wanted, run_onnx_runtime(model, feed), strict=True):
+        expected = attention_by_definition(feed, heads, past, beams)
+        for a, b, c in zip(results, expected, run_onnx_runtime(model, feed), strict=True):
             np.testing.assert_allclose(a, b, 1e-4, 1e-5)
             np.testing.assert_allclose(a, c, 1e-4, 1e-5)
     feed["n"] = np.array([8], np.int32)
@@ -292,21 +292,21 @@ def test_keys_of_the_past_have_room_behind_them(op_type: str, with_beams: bool) 
 
 def test_attention_gives_its_scores() -> None:
     feed = {"q": normal(2, 3, 8), "k": normal(2, 5, 8), "v": normal(2, 5, 8)}
-    given = node("MultiHeadAttention", "q k v", "y - - s", domain=MICROSOFT, num_heads=2)
-    given.output[1] = given.output[2] = ""
-    model = graph_model([given], feed, ["y", "s"], domains=[MICROSOFT])
+    argument = node("MultiHeadAttention", "q k v", "y - - s", domain=MICROSOFT, num_heads=2)
+    argument.output[1] = argument.output[2] = ""
+    model = graph_model([argument], feed, ["y", "s"], domains=[MICROSOFT])
     model.graph.output[1].type.tensor_type.elem_type = TensorProto.FLOAT
     compare(model, feed)
 
 
 def test_skip_layer_norm_gives_mean_and_deviation() -> None:
     feed = {"x": normal(2, 3, 8), "k": normal(2, 3, 8), "g": normal(8)}
-    given = node("SkipLayerNormalization", "x k g", "y m d", domain=MICROSOFT)
-    found = interpret(graph_model([given], feed, ["y", "m", "d"], domains=[MICROSOFT]),
+    argument = node("SkipLayerNormalization", "x k g", "y m d", domain=MICROSOFT)
+    result = interpret(graph_model([argument], feed, ["y", "m", "d"], domains=[MICROSOFT]),
                       list(feed.values()))  # fmt: skip
     total = (feed["x"] + feed["k"]).astype(np.float64)
-    np.testing.assert_allclose(found[1], total.mean(-1, keepdims=True), 1e-4, 1e-6)
-    np.testing.assert_allclose(found[2], 1 / np.sqrt(total.var(-1, keepdims=True) + 1e-12), 1e-4)
+    np.testing.assert_allclose(result[1], total.mean(-1, keepdims=True), 1e-4, 1e-6)
+    np.testing.assert_allclose(result[2], 1 / np.sqrt(total.var(-1, keepdims=True) + 1e-12), 1e-4)
 
 
 @pytest.mark.parametrize("constant", [(), ("b", "s"), ("b", "s", "g")])
@@ -330,13 +330,13 @@ def test_block_quantized_weights_with_g_idx_or_at_run_time(
     points = np.stack([feed["z"] & 15, feed["z"] >> 4], -1)
     groups = feed["g"] if with_groups else np.arange(columns) // block
     scales = feed["s"].reshape(rows, -1)[:, groups]
-    wanted = feed["a"] @ ((levels - points[:, groups].astype(np.float32)) * scales).T
+    expected = feed["a"] @ ((levels - points[:, groups].astype(np.float32)) * scales).T
     weights = {n: feed.pop(n) for n in constant if n in feed}
-    given = node("MatMulNBits", names, "y", domain=MICROSOFT, K=columns, N=rows, bits=4,
+    argument = node("MatMulNBits", names, "y", domain=MICROSOFT, K=columns, N=rows, bits=4,
                  block_size=block)  # fmt: skip
-    model = graph_model([given], feed, ["y"], weights, domains=[MICROSOFT])
-    (found,) = interpret(model, list(feed.values()))
-    np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+    model = graph_model([argument], feed, ["y"], weights, domains=[MICROSOFT])
+    (actual,) = interpret(model, list(feed.values()))
+    np.testing.assert_allclose(actual, expected, 1e-4, 1e-4)
 
 
 # Constants and files.
@@ -418,9 +418,9 @@ def test_removed_experimental_operators_match_onnxruntime(
     op_type: str, attributes: dict[str, object]
 ) -> None:
     feed = {"x": normal(2, 3, 8, 9)}
-    given = node(op_type, "x", "y", **attributes)
+    argument = node(op_type, "x", "y", **attributes)
     for symbolic in (False, True):
-        compare(graph_model([given], feed, ["y"], None, 7, symbolic), feed, rtol=1e-4)
+        compare(graph_model([argument], feed, ["y"], None, 7, symbolic), feed, rtol=1e-4)
 
 
 def test_a_crop_of_more_than_there_is_is_refused() -> None:
@@ -455,10 +455,10 @@ def test_regex_unicode_categories_match_onnxruntime(pattern: str, accepted: list
     graph = helper.make_graph([node("RegexFullMatch", "x", "y", pattern=pattern)], "g",
                               infos[:1], infos[1:])  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    found = ekiden.compile(model)(np.array(words, object)).numpy()
+    result = ekiden.compile(model)(np.array(words, object)).numpy()
     (peer,) = run_onnx_runtime(model, {"x": np.array(words, object)})
-    assert found.tolist() == peer.tolist()
-    assert {w for w, is_match in zip(words, found, strict=True) if is_match} >= set(accepted)
+    assert result.tolist() == peer.tolist()
+    assert {w for w, is_match in zip(words, result, strict=True) if is_match} >= set(accepted)
 
 
 # Inputs with a value of their own, and sequences of nothing.

@@ -33,11 +33,11 @@ def contrib_model(
     names = [f"i{at}" if a is not None else "" for at, a in enumerate(inputs)]
     present = {n: a for n, a in zip(names, inputs, strict=True) if a is not None}
     fixed = {names[at] for at in constants}
-    made = [f"o{at}" if at in outputs else "" for at in range(max(outputs) + 1)]
-    node = helper.make_node(op_type, names, made, domain=domain, **attributes)
+    result = [f"o{at}" if at in outputs else "" for at in range(max(outputs) + 1)]
+    node = helper.make_node(op_type, names, result, domain=domain, **attributes)
     feed = {n: a for n, a in present.items() if n not in fixed}
     weights = {n: a for n, a in present.items() if n in fixed}
-    asked = [m for m in made if m]
+    asked = [m for m in result if m]
     return graph_model([node], feed, asked, weights, domains=[DOMAIN]), feed
 
 
@@ -175,12 +175,12 @@ def test_group_norm_matches_reference() -> None:
     parts = total.reshape(2, 30, 2, 4)
     centred = parts - parts.mean((1, 3), keepdims=True)
     normed = centred / np.sqrt((centred**2).mean((1, 3), keepdims=True) + 1e-5)
-    wanted = normed.reshape(images.shape) * GAMMA + BETA
-    wanted /= 1 + np.exp(-wanted)
-    ours = found("SkipGroupNorm", [images, GAMMA, BETA, skip], **more)
-    np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
+    expected = normed.reshape(images.shape) * GAMMA + BETA
+    expected /= 1 + np.exp(-expected)
+    result = found("SkipGroupNorm", [images, GAMMA, BETA, skip], **more)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     first = found("GroupNorm", [total.transpose(0, 3, 1, 2), GAMMA, BETA], channels_last=0, **more)
-    np.testing.assert_allclose(first.transpose(0, 2, 3, 1), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(first.transpose(0, 2, 3, 1), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_attention_whose_past_and_present_share_a_buffer(length: int, executor: 
     plain = [x, weights, bias, mask, buffer[:, :, :, :length].copy()]
     options["past_present_share_buffer"] = 0
     other, fed = contrib_model("Attention", plain, (1, 2), (0, 1), **options)
-    wanted, keys = run_onnx_runtime(other, fed)
-    np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    expected_value, keys = run_onnx_runtime(other, fed)
+    np.testing.assert_allclose(output.numpy(), expected_value, rtol=1e-4, atol=1e-5)
     expected = buffer.copy()
     expected[:, :, :, : length + 1] = keys
     np.testing.assert_allclose(present.numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -276,11 +276,11 @@ def test_multi_head_attention() -> None:
 def test_packed_keys_and_values_are_those_beside_each_other() -> None:
     q, k, v = (normal(2, 3, 2, 4, seed=s) for s in range(3))
     flat = [t.reshape(2, 3, 8) for t in (q, k, v)]
-    wanted = found("MultiHeadAttention", flat, num_heads=2)
+    expected = found("MultiHeadAttention", flat, num_heads=2)
     both = [flat[0], np.stack([k, v], axis=3)]
-    np.testing.assert_array_equal(found("MultiHeadAttention", both, num_heads=2), wanted)
+    np.testing.assert_array_equal(found("MultiHeadAttention", both, num_heads=2), expected)
     all_of_them = [np.stack([q, k, v], axis=3)]
-    np.testing.assert_array_equal(found("MultiHeadAttention", all_of_them, num_heads=2), wanted)
+    np.testing.assert_array_equal(found("MultiHeadAttention", all_of_them, num_heads=2), expected)
 
 
 def test_multi_head_attention_with_masks_and_caches() -> None:

@@ -52,24 +52,26 @@ def model(
     weights: dict[str, Array] | None = None,
     opset: int = 18,
 ) -> onnx.ModelProto:
-    made = graph(nodes, inputs, outputs, weights)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    result = graph(nodes, inputs, outputs, weights)
+    return helper.make_model(result, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def check(made: onnx.ModelProto, **feed: Any) -> None:
+def check(result: onnx.ModelProto, **feed: Any) -> None:
     arrays: Feed = {n: np.asarray(a) for n, a in feed.items()}
-    compare(made, arrays, reference=True)
-    compare_compiled(made, arrays)
+    compare(result, arrays, reference=True)
+    compare_compiled(result, arrays)
 
 
-def compare_compiled(made: onnx.ModelProto, feed: Feed) -> None:
+def compare_compiled(result: onnx.ModelProto, feed: Feed) -> None:
     """The compiled program gives what the interpreter does."""
-    found = ekiden.compile(made)(**feed)
-    wanted = interpret(made, list(feed.values()))
-    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
-        assert isinstance(ours, ekiden.Tensor)
-        assert ours.shape == theirs.shape
-        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+    actual = ekiden.compile(result)(**feed)
+    expected = interpret(result, list(feed.values()))
+    for ekiden_result, reference in zip(
+        actual if isinstance(actual, tuple) else (actual,), expected, strict=True
+    ):
+        assert isinstance(ekiden_result, ekiden.Tensor)
+        assert ekiden_result.shape == reference.shape
+        np.testing.assert_allclose(ekiden_result.numpy(), reference, rtol=1e-5, atol=1e-5)
 
 
 def branch(op_type: str, inputs: str, output: str = "r", **attributes: Any) -> onnx.GraphProto:
@@ -84,9 +86,9 @@ def test_if_captures_outer_values() -> None:
         node("Relu", "x", "h"),
         node("If", "c", "y", then_branch=branch("Add", "h x"), else_branch=branch("Neg", "h")),
     ]
-    made = model(nodes, [value("c", BOOL), value("x", FLOAT, ["n", 3])], "y")
+    graph_model = model(nodes, [value("c", BOOL), value("x", FLOAT, ["n", 3])], "y")
     for condition in (True, False):
-        check(made, c=condition, x=normal(2, 3))
+        check(graph_model, c=condition, x=normal(2, 3))
 
 
 def test_nested_ifs() -> None:
@@ -95,10 +97,12 @@ def test_nested_ifs() -> None:
     )
     then = graph([node("Exp", "x", "h"), inner], [], "r")
     nodes = [node("If", "c", "y", then_branch=then, else_branch=branch("Identity", "x"))]
-    made = model(nodes, [value("c", BOOL), value("d", BOOL, [1]), value("x", FLOAT, [2])], "y")
+    graph_model = model(
+        nodes, [value("c", BOOL), value("d", BOOL, [1]), value("x", FLOAT, [2])], "y"
+    )
     for c in (True, False):
         for d in (True, False):
-            check(made, c=c, d=[d], x=normal(2))
+            check(graph_model, c=c, d=[d], x=normal(2))
 
 
 def test_branches_of_different_shapes() -> None:
@@ -108,9 +112,9 @@ def test_branches_of_different_shapes() -> None:
         node("Relu", "h", "y"),
         node("Shape", "y", "s"),
     ]
-    made = model(nodes, [value("c", BOOL), value("x", FLOAT, ["n", 3])], "y s")
-    check(made, c=True, x=normal(2, 3))
-    check(made, c=False, x=normal(2, 3))
+    graph_model = model(nodes, [value("c", BOOL), value("x", FLOAT, ["n", 3])], "y s")
+    check(graph_model, c=True, x=normal(2, 3))
+    check(graph_model, c=False, x=normal(2, 3))
 
 
 def test_a_known_condition_takes_one_branch() -> None:
@@ -123,10 +127,10 @@ def test_a_known_condition_takes_one_branch() -> None:
     ]
     weights = {"zero": ints(0), "one": ints(1)}
     for extent in (1, 2):
-        made = model(nodes, [value("x", FLOAT, [extent, 3])], "y", weights)
-        main = from_onnx(made)["main"]
+        graph_model = model(nodes, [value("x", FLOAT, [extent, 3])], "y", weights)
+        main = from_onnx(graph_model)["main"]
         assert not any(isinstance(e, If) for e in post_order(main))
-        check(made, x=normal(extent, 3))
+        check(graph_model, x=normal(extent, 3))
 
 
 def rank_changing() -> onnx.ModelProto:
@@ -153,9 +157,9 @@ def test_branches_of_different_ranks_continue_in_both() -> None:
         check_ranks(rank_changing(), x=normal(extent, 3))
 
 
-def check_ranks(made: onnx.ModelProto, **feed: Array) -> None:
+def check_ranks(result: onnx.ModelProto, **feed: Array) -> None:
     """Compare an output of several ranks with ONNX's reference."""
-    compare(made, feed, reference=True)
+    compare(result, feed, reference=True)
 
 
 def test_data_condition_selects_the_special_case_branch() -> None:
@@ -171,8 +175,8 @@ def test_data_condition_selects_the_special_case_branch() -> None:
         node("Mul", "x step", "y"),
     ]
     weights = {"one": ints(1), "zero": ints(0), "two": ints(2)}
-    made = model(nodes, [value("d", INT, [1]), value("x", INT, [3])], "y", weights)
-    check(made, d=ints(8), x=ints(1, 2, 3))
+    graph_model = model(nodes, [value("d", INT, [1]), value("x", INT, [3])], "y", weights)
+    check(graph_model, d=ints(8), x=ints(1, 2, 3))
 
 
 def test_node_that_fails_in_all_branches_is_an_error() -> None:
@@ -205,9 +209,9 @@ def test_expressions_of_shapes_are_chosen_symbolically() -> None:
     weights = {"zero": np.array(0), "two": np.array(2)}
     nodes[4] = node("Reshape", "k minus", "t")
     weights["minus"] = ints(-1)
-    made = model(nodes, [value("x", FLOAT, ["n"])], "y", weights)
+    graph_model = model(nodes, [value("x", FLOAT, ["n"])], "y", weights)
     del nodes
-    assert from_onnx(made)["main"] is not None
+    assert from_onnx(graph_model)["main"] is not None
 
 
 # Loop.
@@ -231,26 +235,28 @@ ADD = [node("Identity", "go", "go_out"), node("Add", "x w", "x_out")]
 @pytest.mark.parametrize("trips", [0, 1, 5])
 def test_loop_with_a_trip_count(trips: int) -> None:
     body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y")
-    made = model(
+    graph_model = model(
         [node("Loop", "n - x0", "x ys", body=body)],
         [value("n", INT), value("x0", FLOAT, [2]), value("w", FLOAT, [2])],
         "x ys",
     )
-    made.graph.node[0].input[1] = ""
+    graph_model.graph.node[0].input[1] = ""
     if trips:
-        compare(made, {"n": np.array(trips), "x0": normal(2), "w": normal(2, seed=1)})
+        compare(graph_model, {"n": np.array(trips), "x0": normal(2), "w": normal(2, seed=1)})
     else:
-        last, ys = Interpreter(from_onnx(made)).evaluate("main", np.array(0), normal(2), normal(2))  # type: ignore[misc]
+        last, ys = Interpreter(from_onnx(graph_model)).evaluate(
+            "main", np.array(0), normal(2), normal(2)
+        )  # type: ignore[misc]
         np.testing.assert_array_equal(last, normal(2))
         assert ys.shape == (0, 2)
 
 
 def test_empty_scan_outputs_have_iteration_extents() -> None:
     body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y", ["n", 3])
-    given = [value("t", INT), value("x0", FLOAT, ["n", 3]), value("w", FLOAT, ["n", 3])]
-    made = model([node("Loop", "t - x0", "x ys", body=body)], given, "x ys")
-    made.graph.node[0].input[1] = ""
-    _, ys = ekiden.compile(made)(np.array(0), normal(2, 3), normal(2, 3))
+    inputs = [value("t", INT), value("x0", FLOAT, ["n", 3]), value("w", FLOAT, ["n", 3])]
+    graph_model = model([node("Loop", "t - x0", "x ys", body=body)], inputs, "x ys")
+    graph_model.graph.node[0].input[1] = ""
+    _, ys = ekiden.compile(graph_model)(np.array(0), normal(2, 3), normal(2, 3))
     assert ys.shape == (0, 2, 3)
 
 
@@ -260,19 +266,19 @@ def test_loop_ends_by_its_condition() -> None:
         node("ReduceSum", "x_out", "total", keepdims=0),
         node("Less", "total limit", "go_out"),
     ]
-    made = model(
+    graph_model = model(
         [node("Loop", "n c x0", "x ys", body=counting([*step, node("Neg", "x", "y")], "x", "y"))],
         [value("n", INT), value("c", BOOL), value("x0", FLOAT, [2])],
         "x ys",
         {"w": np.ones(2, np.float32), "limit": np.array(9, np.float32)},
     )
     for n, c in ((100, True), (3, True)):
-        check(made, n=n, c=c, x0=np.zeros(2, np.float32))
+        check(graph_model, n=n, c=c, x0=np.zeros(2, np.float32))
 
 
 def test_a_carried_value_grows() -> None:
     step = [node("Identity", "go", "go_out"), node("Concat", "x w", "x_out", axis=0)]
-    made = model(
+    graph_model = model(
         [
             node("Loop", "n c x0", "x", body=counting(step, "x")),
             node("Relu", "x", "y"),
@@ -286,7 +292,7 @@ def test_a_carried_value_grows() -> None:
         ],
         "y s",
     )
-    check(made, n=3, c=True, x0=normal(1, 2), w=normal(1, 2, seed=1))
+    check(graph_model, n=3, c=True, x0=normal(1, 2), w=normal(1, 2, seed=1))
 
 
 def test_nested_loops() -> None:
@@ -296,13 +302,13 @@ def test_nested_loops() -> None:
         node("Mul", "z w", "h"),
         node("Loop", "three go z", "z_out", body=inner),
     ]
-    made = model(
+    graph_model = model(
         [node("Loop", "n c x0", "y", body=counting(step, "z"))],
         [value("n", INT), value("c", BOOL), value("x0", FLOAT, [2]), value("w", FLOAT, [2])],
         "y",
         {"three": np.array(3)},
     )
-    check(made, n=2, c=True, x0=normal(2), w=normal(2, seed=1))
+    check(graph_model, n=2, c=True, x0=normal(2), w=normal(2, seed=1))
 
 
 def test_a_loop_with_a_branch_that_uses_its_number() -> None:
@@ -317,29 +323,29 @@ def test_a_loop_with_a_branch_that_uses_its_number() -> None:
             else_branch=branch("Add", "x w", "q"),
         ),
     ]
-    made = model(
+    graph_model = model(
         [node("Loop", "n c x0", "y", body=counting(step, "x"))],
         [value("n", INT), value("c", BOOL), value("x0", FLOAT, [2])],
         "y",
         {"one": np.array(1), "w": normal(2)},
     )
-    check(made, n=4, c=True, x0=normal(2, seed=3))
+    check(graph_model, n=4, c=True, x0=normal(2, seed=3))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_loop_of_known_length_may_change_the_rank(shape: Shape) -> None:
     step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
     step.append(node("ReduceSum", "x", "total", keepdims=0))
-    made = model(
+    graph_model = model(
         [node("Loop", "n - x0", "x totals", body=counting(step, "x", "total", (None,)))],
         [value("x0", FLOAT, [2])],
         "x totals",
         {"zero": ints(0), "n": np.full(shape, 3)},
     )
-    for each in made.graph.node[0].attribute[0].g.input[2:]:
-        each.type.tensor_type.ClearField("shape")
+    for item in graph_model.graph.node[0].attribute[0].g.input[2:]:
+        item.type.tensor_type.ClearField("shape")
     feed = {"x0": normal(2)}
-    last, totals = ekiden.compile(made)(**feed)
+    last, totals = ekiden.compile(graph_model)(**feed)
     np.testing.assert_array_equal(last.numpy(), feed["x0"][None, None, None])
     np.testing.assert_allclose(totals.numpy(), [feed["x0"].sum()] * 3, rtol=1e-6)
 
@@ -356,40 +362,40 @@ def test_a_body_may_take_its_number_as_a_vector() -> None:
         [value("i", INT, [1]), value("go", BOOL, [1]), value("x", FLOAT, [3])],
         "go_out x_out",
     )
-    made = model(
+    graph_model = model(
         [node("Loop", "n c x0", "y", body=body)],
         [value("c", BOOL), value("x0", FLOAT, [3]), value("rows", FLOAT, [4, 3])],
         "y",
         {"zero": ints(0), "n": np.array(4)},
     )
     rows, x = normal(4, 3), normal(3, seed=1)
-    found = ekiden.compile(made)(c=np.array(True), x0=x, rows=rows)
-    np.testing.assert_allclose(np.asarray(found), x + rows.sum(axis=0), rtol=1e-5)
+    result = ekiden.compile(graph_model)(c=np.array(True), x0=x, rows=rows)
+    np.testing.assert_allclose(np.asarray(result), x + rows.sum(axis=0), rtol=1e-5)
 
 
 def test_branches_of_different_dtypes_are_refused() -> None:
     branches = {"then_branch": branch("Neg", "x"), "else_branch": branch("Cast", "x", "q", to=INT)}
-    made = model(
+    graph_model = model(
         [node("If", "c", "y", name="either", **branches)],
         [value("c", BOOL), value("x", FLOAT, [2])],
         "y",
     )
     with pytest.raises(ImportModelError, match="If 'either': .*float32 and else_branch int64"):
-        from_onnx(made)
+        from_onnx(graph_model)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_slice_whose_bounds_come_in_any_number(count: int) -> None:
     """Without axes they are those of the first ones; more than there are end the run."""
-    made = model(
+    graph_model = model(
         [node("Slice", "x starts ends", "y")],
         [value("x", FLOAT, ["a", "b"]), value("starts", INT, ["k"]), value("ends", INT, ["k"])],
         "y",
     )
     x = normal(3, 4)
-    compiled = ekiden.compile(made)
-    found = compiled(x, np.full(count, 1), np.full(count, 3))
-    np.testing.assert_array_equal(found.numpy(), x[(slice(1, 3),) * count])
+    compiled = ekiden.compile(graph_model)
+    result = compiled(x, np.full(count, 1), np.full(count, 3))
+    np.testing.assert_array_equal(result.numpy(), x[(slice(1, 3),) * count])
     with pytest.raises(RunError):
         compiled(x, np.full(3, 1), np.full(3, 3))
 
@@ -411,20 +417,20 @@ def test_scan_matches_reference(direction: int, axis: int) -> None:
         scan_output_axes=[1 - axis], scan_output_directions=[1 - direction],
     )  # fmt: skip
     shape = ["n", 2] if axis == 0 else [2, "n"]
-    made = model([scan], [value("s0", FLOAT, [2]), value("xs", FLOAT, shape)], "last ys")
+    graph_model = model([scan], [value("s0", FLOAT, [2]), value("xs", FLOAT, shape)], "last ys")
     xs = normal(5, 2) if axis == 0 else normal(2, 5)
-    compare(made, {"s0": normal(2, seed=1), "xs": xs})
-    compare_compiled(made, {"s0": normal(2, seed=1), "xs": xs})
+    compare(graph_model, {"s0": normal(2, seed=1), "xs": xs})
+    compare_compiled(graph_model, {"s0": normal(2, seed=1), "xs": xs})
 
 
 def test_many_iterations_are_a_loop_not_a_copy() -> None:
     body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y")
-    made = model(
+    graph_model = model(
         [node("Loop", "n c x0", "x ys", body=body)],
         [value("c", BOOL), value("x0", FLOAT, [2]), value("w", FLOAT, [2])],
         "ys",
         {"n": np.array(1000)},
     )
-    main = from_onnx(made)["main"]
+    main = from_onnx(graph_model)["main"]
     assert isinstance(main, Function) and len(post_order(main)) < 100
-    check(made, c=True, x0=normal(2), w=normal(2) * 1e-3)
+    check(graph_model, c=True, x0=normal(2), w=normal(2) * 1e-3)

@@ -40,8 +40,8 @@ def text_model(
 ) -> onnx.ModelProto:
     """A model of nodes in ONNX's text."""
     graph = onnx.parser.parse_graph(f"test () => () {{ {nodes} }}")
-    for each in graph.node:
-        each.name = f"{each.op_type}_{each.output[0]}"
+    for item in graph.node:
+        item.name = f"{item.op_type}_{item.output[0]}"
     return graph_model(list(graph.node), inputs, outputs, weights, opset, symbolic)
 
 
@@ -777,12 +777,12 @@ def repeated_by_durations() -> Case:
     return text_model(text, feed, ["y", "m"], weights, symbolic=True), feed
 
 
-def same(found: object, wanted: list[Array]) -> None:
-    many = list(found) if isinstance(found, (tuple, list)) else [found]
-    for ours, theirs in zip(many, wanted, strict=True):
-        array = ours if isinstance(ours, np.ndarray) else ours.numpy()  # type: ignore[attr-defined]
-        assert (array.dtype, array.shape) == (theirs.dtype, theirs.shape)
-        np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+def same(actual: object, wanted: list[Array]) -> None:
+    many = list(actual) if isinstance(actual, (tuple, list)) else [actual]
+    for result, reference in zip(many, wanted, strict=True):
+        array = result if isinstance(result, np.ndarray) else result.numpy()  # type: ignore[attr-defined]
+        assert (array.dtype, array.shape) == (reference.dtype, reference.shape)
+        np.testing.assert_allclose(array, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -790,9 +790,9 @@ def same(found: object, wanted: list[Array]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_data_dependent_sizes_propagate(name: str) -> None:
     model, feed = CASES[name]()
-    wanted = expected(model, feed, False)
-    same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), wanted)
-    same(ekiden.compile(model)(**feed), wanted)
+    expected_value = expected(model, feed, False)
+    same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), expected_value)
+    same(ekiden.compile(model)(**feed), expected_value)
 
 
 NOTHING: dict[str, Feed] = {
@@ -816,9 +816,9 @@ def test_data_dependent_sizes_may_be_zero(name: str) -> None:
     """No box is left, no element is there: what follows computes on nothing."""
     model, feed = CASES[name]()
     feed = {**feed, **NOTHING[name]}
-    wanted = expected(model, feed, False)
-    same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), wanted)
-    same(ekiden.compile(model)(**feed), wanted)
+    expected_value = expected(model, feed, False)
+    same(Interpreter(from_onnx(model)).evaluate("main", *feed.values()), expected_value)
+    same(ekiden.compile(model)(**feed), expected_value)
 
 
 @pytest.mark.slow
@@ -851,8 +851,8 @@ def test_slice_accepts_scalar_bounds() -> None:
     """
     places = {"s0": np.array(0), "s1": np.array(1), "z": ints(0)}
     model = text_model(text, feed, ["y"], places)
-    found = np.asarray(ekiden.compile(model)(*feed.values()))
-    np.testing.assert_array_equal(found, feed["x"][1:5])
+    result = np.asarray(ekiden.compile(model)(*feed.values()))
+    np.testing.assert_array_equal(result, feed["x"][1:5])
 
 
 def test_dimension_facts_of_a_node_are_learned_together(

@@ -132,18 +132,18 @@ CASES = {
 
 def products(model: onnx.ModelProto) -> list[str]:
     """The dtypes of the results of convolutions and matrix products, as they are compiled."""
-    found: list[str] = []
+    result: list[str] = []
 
     def visit(expr: relay.Expr) -> None:
         is_call = isinstance(expr, relay.Call) and isinstance(expr.op, ekiden.ir.Op)
         if is_call and expr.op.definition.macs is not None:
-            found.append(expr.checked_type.dtype)
+            result.append(expr.checked_type.dtype)
 
     module = relay.transform.InferType()(from_onnx(model))
     passes = (IntegerProducts(), relay.transform.FoldConstant(), CanonicalizeOps())
     module = relay.transform.InferType()(relay.transform.Sequential(passes)(module))
     relay.analysis.post_order_visit(module["main"], visit)
-    return found
+    return result
 
 
 ROUNDINGS = 6
@@ -180,8 +180,10 @@ def product(case: Case, data: Array, weight: Array, bias: Array) -> Array:
     inputs = {"x": data, "w": weight} | ({"b": bias.astype("float64")} if case.bias is not None
                                          else {})  # fmt: skip
     nodes = [helper.make_node(case.op_type, list(inputs), ["y"], **case.attributes)]
-    (found,) = ReferenceEvaluator(graph_model(nodes, inputs, ["y"], {}, opset=21)).run(None, inputs)
-    return np.asarray(found)
+    (result,) = ReferenceEvaluator(graph_model(nodes, inputs, ["y"], {}, opset=21)).run(
+        None, inputs
+    )
+    return np.asarray(result)
 
 
 @alike(4)
@@ -190,10 +192,10 @@ def test_qdq_products_are_int8_products(name: str) -> None:
     case = CASES[name]
     model = case.model()
     assert set(products(model)) == {case.sums}
-    wanted, bound = exact(case)
+    expected, bound = exact(case)
     for target in processors():
-        found = ekiden.compile(model, target)(case.data).numpy()
-        expect_within(found, wanted, bound)
+        actual = ekiden.compile(model, target)(case.data).numpy()
+        expect_within(actual, expected, bound)
 
 
 def test_qdq_sums_are_exact() -> None:
@@ -205,5 +207,5 @@ def test_qdq_sums_are_exact() -> None:
         np.array(1, "float32"), None, scale=np.array(1, "float32"),
     )  # fmt: skip
     for target in processors():
-        (found,) = ekiden.compile(case.model(), target)(case.data).numpy()
-        assert found.tolist() == [np.float32(32385000), np.float32(32384745)]
+        (result,) = ekiden.compile(case.model(), target)(case.data).numpy()
+        assert result.tolist() == [np.float32(32385000), np.float32(32384745)]

@@ -236,10 +236,10 @@ def test_a_default_attribute_that_is_unknown_to_the_converter_is_accepted() -> N
 
 
 def test_sides_of_a_product_are_named_as_the_model_has_them() -> None:
-    made = graph_model([node("MatMul", "x w", "y", name="proj")], {"x": normal(2, 5)}, ["y"])
-    made.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3), "w"))
+    built_model = graph_model([node("MatMul", "x w", "y", name="proj")], {"x": normal(2, 5)}, ["y"])
+    built_model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3), "w"))
     with pytest.raises(ImportModelError) as caught:
-        from_onnx(made)
+        from_onnx(built_model)
     assert str(caught.value) == (
         "import model: MatMul 'proj': dimension 1 of the left input and dimension 0 of the right "
         "one must agree, got 5 and 4"
@@ -252,9 +252,9 @@ def test_sides_of_a_product_are_named_as_the_model_has_them() -> None:
 
 def outside(folder: Path) -> Path:
     """A model whose weight lies in a file beside it."""
-    made = graph_model([node("Add", "x w", "y")], {"x": normal(3)}, ["y"], {"w": normal(3)})
+    built_model = graph_model([node("Add", "x w", "y")], {"x": normal(3)}, ["y"], {"w": normal(3)})
     path = folder / "model.onnx"
-    onnx.save(made, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(built_model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     return path
 
 

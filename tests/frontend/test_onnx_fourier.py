@@ -35,9 +35,9 @@ def signal(*shape: int) -> Array:
     return RANDOM.standard_normal(shape).astype("float32")
 
 
-def close(found: Array, wanted: Array) -> None:
-    assert found.shape == wanted.shape and found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
+def close(actual: Array, wanted: Array) -> None:
+    assert actual.shape == wanted.shape and actual.dtype == np.float32
+    np.testing.assert_allclose(actual, wanted, atol=2e-6 * np.abs(wanted).max())
 
 
 @share(4)
@@ -63,5 +63,5 @@ def test_stft_matches_numpy(shape: tuple[int, ...], onesided: int, is_windowed: 
     )
     numbers = x if x.ndim == 2 else x[..., 0] + (1j * x[..., 1] if shape[2] == 2 else 0)
     frames = np.stack([numbers[:, at : at + 20] * window for at in range(0, 71, 7)], axis=1)
-    wanted = np.fft.fft(frames)[..., : 11 if onesided else 20]
-    close(run("STFT", x, weights, onesided=onesided), pairs(wanted))
+    expected = np.fft.fft(frames)[..., : 11 if onesided else 20]
+    close(run("STFT", x, weights, onesided=onesided), pairs(expected))

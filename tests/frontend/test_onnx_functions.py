@@ -36,10 +36,10 @@ def function(
     return helper.make_function(OWN, name, inputs.split(), outputs.split(), nodes, imports, **more)
 
 
-def with_functions(made: onnx.ModelProto, *functions: onnx.FunctionProto) -> onnx.ModelProto:
-    made.functions.extend(functions)
-    made.opset_import.append(helper.make_opsetid(OWN, 1))
-    return made
+def with_functions(result: onnx.ModelProto, *functions: onnx.FunctionProto) -> onnx.ModelProto:
+    result.functions.extend(functions)
+    result.opset_import.append(helper.make_opsetid(OWN, 1))
+    return result
 
 
 def own(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
@@ -51,11 +51,11 @@ def test_functions_call_functions() -> None:
     norm = function(
         "Norm", [own("Square", "x", "s"), node("ReduceSum", "s", "y", keepdims=1)], "x", "y"
     )
-    made = with_functions(
+    result = with_functions(
         model([own("Norm", "x", "y")], [value("x", FLOAT, ["n", 3])], "y"), norm, square
     )
-    compare(made, {"x": normal(2, 3)})
-    assert {o.name: o.implementation_kind for o in survey(made).operators} == {"Norm": "function"}
+    compare(result, {"x": normal(2, 3)})
+    assert {o.name: o.implementation_kind for o in survey(result).operators} == {"Norm": "function"}
 
 
 def test_a_function_has_attributes_and_a_version_of_its_own() -> None:
@@ -64,11 +64,11 @@ def test_a_function_has_attributes_and_a_version_of_its_own() -> None:
         onnx.AttributeProto(name="axis", ref_attr_name="at", type=onnx.AttributeProto.INT)
     )
     old = function("Old", [inner], "x", "y", opset=11, attributes=["at"])
-    made = with_functions(
+    output = with_functions(
         model([own("Old", "x", "y", at=1)], [value("x", FLOAT, [2, 3, 4])], "y"), old
     )
-    (found,) = interpret(made, [normal(2, 3, 4)])
-    np.testing.assert_allclose(found.reshape(2, -1).sum(1), 1, rtol=1e-5)
+    (result,) = interpret(output, [normal(2, 3, 4)])
+    np.testing.assert_allclose(result.reshape(2, -1).sum(1), 1, rtol=1e-5)
 
 
 def test_a_function_is_called_in_a_branch_and_has_branches() -> None:
@@ -80,41 +80,41 @@ def test_a_function_is_called_in_a_branch_and_has_branches() -> None:
     )
     then = graph([own("Choose", "c x", "r")], [], "r")
     nodes = [node("If", "c", "y", then_branch=then, else_branch=branch("Identity", "x", "q"))]
-    made = with_functions(model(nodes, [value("c", BOOL), value("x", FLOAT, [2])], "y"), choose)
+    output = with_functions(model(nodes, [value("c", BOOL), value("x", FLOAT, [2])], "y"), choose)
     for c in (True, False):
-        (found,) = interpret(made, [np.array(c), normal(2)])
-        np.testing.assert_allclose(found, -normal(2) if c else normal(2))
+        (result,) = interpret(output, [np.array(c), normal(2)])
+        np.testing.assert_allclose(result, -normal(2) if c else normal(2))
 
 
 def test_functions_that_call_themselves_are_refused() -> None:
     one = function("One", [own("Two", "x", "y")], "x", "y")
     two = function("Two", [own("One", "x", "y")], "x", "y")
-    made = with_functions(model([own("One", "x", "y")], [value("x", FLOAT, [2])], "y"), one, two)
+    result = with_functions(model([own("One", "x", "y")], [value("x", FLOAT, [2])], "y"), one, two)
     with pytest.raises(ImportModelError, match="functions must not call themselves: 'One', 'Two'"):
-        from_onnx(made)
+        from_onnx(result)
 
 
 def test_what_is_not_supported_inside_a_function_is_listed() -> None:
     bad = function("Bad", [node("Sigmoidd", "x", "y", name="inside")], "x", "y")
-    made = with_functions(model([own("Bad", "x", "y")], [value("x", FLOAT, [2])], "y"), bad)
+    result = with_functions(model([own("Bad", "x", "y")], [value("x", FLOAT, [2])], "y"), bad)
     with pytest.raises(UnsupportedError, match="Sigmoidd 'inside': unknown operator"):
-        from_onnx(made)
+        from_onnx(result)
 
 
 def test_an_operator_is_registered_from_python() -> None:
-    made = model([own("Scale", "x", "y", factor=3.0)], [value("x", FLOAT, ["n"])], "y")
-    made.opset_import.append(helper.make_opsetid(OWN, 1))
+    graph_model = model([own("Scale", "x", "y", factor=3.0)], [value("x", FLOAT, ["n"])], "y")
+    graph_model.opset_import.append(helper.make_opsetid(OWN, 1))
     with pytest.raises(UnsupportedError, match="Scale 'y': unknown operator"):
-        from_onnx(made)
+        from_onnx(graph_model)
     try:
 
         @register(OWN, "Scale", attributes="factor")
         def scale(at: OnnxNode) -> Expr:
             return op.multiply(at.expr(0), const(at.get_float("factor", 1.0)))
 
-        found = ekiden.compile(made)(normal(4))
-        assert isinstance(found, ekiden.Tensor)
-        np.testing.assert_allclose(found.numpy(), 3 * normal(4), rtol=1e-6)
+        result = ekiden.compile(graph_model)(normal(4))
+        assert isinstance(result, ekiden.Tensor)
+        np.testing.assert_allclose(result.numpy(), 3 * normal(4), rtol=1e-6)
         with pytest.raises(ValueError, match="version 1 is there"):
             register(OWN, "Scale")(scale)
     finally:
@@ -122,14 +122,14 @@ def test_an_operator_is_registered_from_python() -> None:
 
 
 def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
-    made = model(
+    graph_model = model(
         [node("MatMul", "x w", "y")], [value("x", FLOAT, [2, 64])], "y", {"w": normal(64, 32)}
     )
     path = tmp_path / "big.onnx"
-    onnx.save(made, path, save_as_external_data=True, location="big.data", size_threshold=16)
-    found = ekiden.compile(path)(normal(2, 64))
-    assert isinstance(found, ekiden.Tensor)
-    np.testing.assert_allclose(found.numpy(), normal(2, 64) @ normal(64, 32), rtol=1e-4, atol=1e-4)
+    onnx.save(graph_model, path, save_as_external_data=True, location="big.data", size_threshold=16)
+    result = ekiden.compile(path)(normal(2, 64))
+    assert isinstance(result, ekiden.Tensor)
+    np.testing.assert_allclose(result.numpy(), normal(2, 64) @ normal(64, 32), rtol=1e-4, atol=1e-4)
     (tmp_path / "big.data").unlink()
     with pytest.raises(ImportModelError, match="must be in the folder of the model"):
         from_onnx(path)
@@ -141,9 +141,9 @@ def test_errors_list_the_producing_nodes() -> None:
         node("Transpose", "a", "b", name="second"),
         node("Add", "b w", "y", name="sum"),
     ]
-    made = model(nodes, [value("x", FLOAT, [2, 3])], "y", {"w": normal(5, 5)})
+    graph_model = model(nodes, [value("x", FLOAT, [2, 3])], "y", {"w": normal(5, 5)})
     with pytest.raises(ImportModelError, match="Add 'sum'") as caught:
-        from_onnx(made)
+        from_onnx(graph_model)
     assert caught.value.__notes__ == [
         "its input 'b' is Tensor[(3, 2), float32]",
         "its input 'w' is Tensor[(5, 5), float32]",

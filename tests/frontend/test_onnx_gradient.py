@@ -14,15 +14,15 @@ from ekiden.runtime.errors import UnsupportedError
 
 def gradient_model(xs: list[str], y: str) -> onnx.ModelProto:
     """z = tanh(a * b), s = sum(z) and the derivatives of y."""
-    made = [f"d{x}" for x in xs]
+    result = [f"d{x}" for x in xs]
     nodes = [
         helper.make_node("Mul", ["a", "b"], ["p"]),
         helper.make_node("Tanh", ["p"], ["z"]),
         helper.make_node("ReduceSum", ["z"], ["s"], keepdims=0),
-        helper.make_node("Gradient", xs, made, domain="ai.onnx.preview.training", xs=xs, y=y),
+        helper.make_node("Gradient", xs, result, domain="ai.onnx.preview.training", xs=xs, y=y),
     ]
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 3]) for n in "ab"]
-    outputs = [helper.make_empty_tensor_value_info(n) for n in ("s", *made)]
+    outputs = [helper.make_empty_tensor_value_info(n) for n in ("s", *result)]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.preview.training", 1)]
     graph = helper.make_graph(nodes, "g", infos, outputs)
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

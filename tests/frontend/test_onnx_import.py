@@ -58,10 +58,12 @@ def test_outputs_may_be_inputs_weights_and_repeated() -> None:
     x = normal(2, 3)
     model = graph_model([node("Relu", ["x"], ["y"])], {"x": x}, ["x", "y", "w"], {"w": normal(4)})
     model.graph.output.append(model.graph.output[1])
-    found = Interpreter(from_onnx(model)).evaluate("main", x)
-    assert isinstance(found, tuple)
-    for ours, wanted in zip(found, [x, np.maximum(x, 0), normal(4), np.maximum(x, 0)], strict=True):
-        np.testing.assert_array_equal(ours, wanted)
+    actual = Interpreter(from_onnx(model)).evaluate("main", x)
+    assert isinstance(actual, tuple)
+    for result, expected in zip(
+        actual, [x, np.maximum(x, 0), normal(4), np.maximum(x, 0)], strict=True
+    ):
+        np.testing.assert_array_equal(result, expected)
     assert from_onnx(model).attrs["output_names"] == ("x", "y", "w", "y")
 
 
@@ -116,8 +118,8 @@ def test_weights_can_stay_parameters() -> None:
     assert isinstance(params, dict)
     assert list(params) == ["w"]
     assert module.attrs["input_names"] == ("x", "w")
-    found = Interpreter(module).evaluate("main", x, params["w"])
-    np.testing.assert_allclose(found, x @ w, rtol=1e-5)
+    result = Interpreter(module).evaluate("main", x, params["w"])
+    np.testing.assert_allclose(result, x @ w, rtol=1e-5)
 
 
 def test_files_bytes_and_models_import_alike(tmp_path: Path) -> None:
@@ -133,8 +135,8 @@ def test_weights_may_lie_beside_the_model(tmp_path: Path) -> None:
     model = graph_model([node("MatMul", ["x", "w"], ["y"])], {"x": x}, ["y"], {"w": w})
     path = tmp_path / "m.onnx"
     onnx.save_model(model, path, save_as_external_data=True, location="m.data", size_threshold=16)
-    found = Interpreter(from_onnx(path)).evaluate("main", x)
-    np.testing.assert_allclose(found, x @ w, rtol=1e-4, atol=1e-4)
+    result = Interpreter(from_onnx(path)).evaluate("main", x)
+    np.testing.assert_allclose(result, x @ w, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -148,11 +150,13 @@ def test_a_chain_of_many_nodes_imports() -> None:
 
 def test_functions_of_the_model_are_inlined() -> None:
     body = [node("Mul", ["a", "a"], ["s"]), node("Add", ["s", "a"], ["b"])]
-    made = helper.make_function("local", "Poly", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    result = helper.make_function(
+        "local", "Poly", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
+    )
     call = helper.make_node("Poly", ["x"], ["y"], domain="local", name="poly")
     model = graph_model([], {"x": normal(3)}, ["y"])
     model.graph.node.append(call)
-    model.functions.append(made)
+    model.functions.append(result)
     model.opset_import.append(helper.make_opsetid("local", 1))
     x = normal(3)
     np.testing.assert_allclose(

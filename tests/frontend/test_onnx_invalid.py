@@ -143,11 +143,11 @@ def test_branches_of_other_types_are_refused() -> None:
 
 
 def test_sequences_of_other_ranks_are_named_in_the_error() -> None:
-    made = helper.make_node("SequenceConstruct", ["x", "z"], ["s"])
+    result = helper.make_node("SequenceConstruct", ["x", "z"], ["s"])
     joined = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
     broken = model("Relu", "x", {**X, "z": (4,)})
     broken.graph.ClearField("node")
-    broken.graph.node.extend([made, joined])
+    broken.graph.node.extend([result, joined])
     with pytest.raises(ImportModelError, match="ConcatFromSequence 'y': "):
         from_onnx(broken)
     broken.graph.node.pop()
@@ -254,8 +254,8 @@ def test_signatures_are_those_of_the_schemas() -> None:
         assert known is not None, schema.name
         for have, declared in ((known.inputs, schema.inputs), (known.outputs, schema.outputs)):
             assert [p.name for p in have] == [p.name for p in declared], schema.name
-            wanted = [p.option == option.Optional for p in declared]
-            assert [p.is_optional for p in have] == wanted, schema.name
+            expected = [p.option == option.Optional for p in declared]
+            assert [p.is_optional for p in have] == expected, schema.name
         kinds = {n: letters[int(a.type)] for n, a in schema.attributes.items()}
         assert {n: a.kind for n, a in known.attributes.items()} == kinds, schema.name
 

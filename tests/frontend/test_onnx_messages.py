@@ -41,22 +41,22 @@ KINDS = [k for k in TensorProto.DataType.values() if k != TensorProto.UNDEFINED]
 @pytest.mark.parametrize("kind", KINDS, ids=TensorProto.DataType.Name)
 def test_tensors_are_as_the_package_reads_them(kind: int, raw: bool) -> None:
     if kind == TensorProto.STRING:
-        made = helper.make_tensor("t", kind, [2, 2], [b"a", b"b", b"", b"d"])
+        result = helper.make_tensor("t", kind, [2, 2], [b"a", b"b", b"", b"d"])
     else:
         array = np.array([[1, 0], [2, 1]]).astype(helper.tensor_dtype_to_np_dtype(kind))
-        made = numpy_helper.from_array(array, "t")
+        result = numpy_helper.from_array(array, "t")
         if not raw:
-            made = helper.make_tensor("t", kind, [2, 2], array.ravel())
-    expected, found = numpy_helper.to_array(made), to_array(made)
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    assert found.tobytes() == expected.tobytes() or kind == TensorProto.STRING
+            result = helper.make_tensor("t", kind, [2, 2], array.ravel())
+    expected, actual = numpy_helper.to_array(result), to_array(result)
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert actual.tobytes() == expected.tobytes() or kind == TensorProto.STRING
 
 
 def test_converter_rows_start_at_schema_changes() -> None:
     """So that a row is found by the opset of the model alone."""
     changes: dict[tuple[str, str], set[int]] = {}
-    for each in onnx.defs.get_all_schemas_with_history():
-        changes.setdefault((each.domain, each.name), set()).add(each.since_version)
+    for item in onnx.defs.get_all_schemas_with_history():
+        changes.setdefault((item.domain, item.name), set()).add(item.since_version)
     for key, rows in CONVERTER_TABLE.items():
         for row in rows if key in changes else ():
             assert row.since_version in changes[key] or row.since_version < min(changes[key]), key
@@ -67,5 +67,7 @@ def test_converter_rows_list_required_graph_attributes() -> None:
     for schema in onnx.defs.get_all_schemas_with_history():
         for row in CONVERTER_TABLE.get((schema.domain, schema.name)) or ():
             if row.since_version == schema.since_version:
-                wanted = {n for n, a in schema.attributes.items() if a.required and a.type == kind}
-                assert set(row.graph_attributes.split()) == wanted, schema.name
+                expected = {
+                    n for n, a in schema.attributes.items() if a.required and a.type == kind
+                }
+                assert set(row.graph_attributes.split()) == expected, schema.name

@@ -36,11 +36,13 @@ def model_of(
 ) -> onnx.ModelProto:
     domain = "" if op == "TfIdfVectorizer" else ML
     names = [f"y{i}" for i in range(outputs)]
-    made = helper.make_node(op, ["x", *(t.name for t in extra)], names, domain=domain, **attributes)
+    result = helper.make_node(
+        op, ["x", *(t.name for t in extra)], names, domain=domain, **attributes
+    )
     shape = [f"d{i}" for i in range(x.ndim - 1)] + [x.shape[-1]]
-    given = helper.make_tensor_value_info("x", KINDS[str(x.dtype)], shape)
+    argument = helper.make_tensor_value_info("x", KINDS[str(x.dtype)], shape)
     results = [onnx.ValueInfoProto(name=n) for n in names]
-    graph = helper.make_graph([made], "g", [given], results, list(extra))
+    graph = helper.make_graph([result], "g", [argument], results, list(extra))
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ML, version)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
@@ -64,19 +66,21 @@ def check(
 ) -> list[Any]:
     """An operator agrees; its outputs."""
     model = model_of(op, x, outputs, version, attributes, extra)
-    wanted = (by_reference if reference else by_ort)(model, x)
+    expected = (by_reference if reference else by_ort)(model, x)
     result = ekiden.compile(model)(x)
-    found = result if isinstance(result, tuple) else (result,)
-    for ours, theirs in zip(found, wanted, strict=True):
-        have = ours.numpy() if isinstance(ours, ekiden.Tensor) else ours
-        if isinstance(theirs, list):
-            assert have == theirs
-        elif theirs.dtype.kind == "f":
-            np.testing.assert_allclose(have, theirs, rtol=1e-4, atol=1e-5)
-            assert have.dtype == theirs.dtype
+    actual = result if isinstance(result, tuple) else (result,)
+    for ekiden_result, reference_result in zip(actual, expected, strict=True):
+        have = ekiden_result.numpy() if isinstance(ekiden_result, ekiden.Tensor) else ekiden_result
+        if isinstance(reference_result, list):
+            assert have == reference_result
+        elif reference_result.dtype.kind == "f":
+            np.testing.assert_allclose(have, reference_result, rtol=1e-4, atol=1e-5)
+            assert have.dtype == reference_result.dtype
         else:
-            assert have.shape == theirs.shape and have.tolist() == theirs.tolist()
-    return list(found)
+            assert (
+                have.shape == reference_result.shape and have.tolist() == reference_result.tolist()
+            )
+    return list(actual)
 
 
 # Features.
@@ -171,8 +175,8 @@ def test_probit_is_the_inverse_of_the_normal_distribution() -> None:
     share = np.array([[0.1], [0.5001], [0.975]], np.float32)
     model = model_of("LinearRegressor", share, 1, 1,
                      {"coefficients": [1.0], "intercepts": [0.0], "post_transform": "PROBIT"})
-    found = ekiden.compile(model)(share).numpy().ravel()
-    np.testing.assert_allclose(found, [-1.2816, 0.00025, 1.95996], atol=3e-2)
+    result = ekiden.compile(model)(share).numpy().ravel()
+    np.testing.assert_allclose(result, [-1.2816, 0.00025, 1.95996], atol=3e-2)
 
 
 KERNELS = ["LINEAR", "POLY", "RBF", "SIGMOID"]
@@ -290,16 +294,16 @@ def complete_forest(trees: int, depth: int) -> onnx.ModelProto:
     model = model_of("TreeEnsembleRegressor", X, 1, 3, {"n_targets": 1, "nodes_modes": modes})
     for kind, many in ((onnx.AttributeProto.INTS, integers), (onnx.AttributeProto.FLOATS, floats)):
         for name, values in many.items():
-            made = model.graph.node[0].attribute.add(name=name, type=kind)
-            getattr(made, "ints" if kind == onnx.AttributeProto.INTS else "floats").extend(values)
+            result = model.graph.node[0].attribute.add(name=name, type=kind)
+            getattr(result, "ints" if kind == onnx.AttributeProto.INTS else "floats").extend(values)
     return model
 
 
 @sizes("trees", 3, 2443)
 def test_forests_of_five_million_nodes(trees: int) -> None:
     model = complete_forest(trees, 10)
-    (wanted,) = by_ort(model, X)
-    np.testing.assert_array_equal(ekiden.compile(model)(X).numpy(), wanted)
+    (expected,) = by_ort(model, X)
+    np.testing.assert_array_equal(ekiden.compile(model)(X).numpy(), expected)
 
 
 def test_tree_ensemble_with_sets() -> None:

@@ -65,17 +65,17 @@ def path_of(name: str) -> Path:
     if name not in entries():
         pytest.skip(f"no model manifest at {MANIFEST}")
     prepared = CACHE / "prepared" / f"{name}.onnx"
-    found = prepared if entries()[name]["prepare"] else CACHE / entries()[name]["out"]
-    if not found.is_file():
+    result = prepared if entries()[name]["prepare"] else CACHE / entries()[name]["out"]
+    if not result.is_file():
         pytest.skip(
-            f"{found} is not in the model cache; fetch it with shared/models/fetch_models.py"
+            f"{result} is not in the model cache; fetch it with shared/models/fetch_models.py"
         )
-    return found
+    return result
 
 
 def result_types(function: Function) -> list[TensorType]:
-    found = function.ret_type
-    fields = found.fields if isinstance(found, TupleType) else (found,)
+    result = function.ret_type
+    fields = result.fields if isinstance(result, TupleType) else (result,)
     return [f for f in fields if isinstance(f, TensorType)]
 
 
@@ -87,12 +87,12 @@ def feed_for(name: str, case: str) -> Iterator[np.ndarray[Any, Any]]:
     for spec in entry["input_specs"]:
         shape = [dims[d] if isinstance(d, str) else d for d in spec["shape"]]
         kind, *args = spec["gen"]
-        made = (
+        result = (
             rng.integers(args[0], args[1], shape) if kind == "randint" else rng.uniform(0, 1, shape)
         )
         if kind == "const":
-            made = np.full(shape, args[0])
-        yield made.astype(spec["dtype"])
+            result = np.full(shape, args[0])
+        yield result.astype(spec["dtype"])
 
 
 @alike(4)
@@ -108,19 +108,19 @@ def test_model_imports_with_symbolic_dimensions(name: str) -> None:
         i.name for i in model.graph.input if i.name not in weights
     )
     assert module.attrs["output_names"] == tuple(o.name for o in model.graph.output)
-    for made, stated in zip(result_types(main), model.graph.output, strict=True):
-        for ours, theirs in zip(made.shape, stated.type.tensor_type.shape.dim, strict=True):
-            if theirs.HasField("dim_value") and theirs.dim_value >= 0:
-                assert getattr(ours, "value", None) == theirs.dim_value
-    for each in post_order(main):
-        if isinstance(each, Call):
-            assert each.span is not None
-            assert not any_select(each.checked_type_or_none())
+    for result, stated in zip(result_types(main), model.graph.output, strict=True):
+        for actual, reference in zip(result.shape, stated.type.tensor_type.shape.dim, strict=True):
+            if reference.HasField("dim_value") and reference.dim_value >= 0:
+                assert getattr(actual, "value", None) == reference.dim_value
+    for item in post_order(main):
+        if isinstance(item, Call):
+            assert item.span is not None
+            assert not any_select(item.checked_type_or_none())
 
 
-def any_select(found: object) -> bool:
+def any_select(result: object) -> bool:
     """Whether a dimension is a choice: two symbols that could not be seen to be equal."""
-    shape: tuple[PrimExpr, ...] = found.shape if isinstance(found, TensorType) else ()
+    shape: tuple[PrimExpr, ...] = result.shape if isinstance(result, TensorType) else ()
     return any(isinstance(e, Select) for e in prim_post_order(*shape))
 
 
@@ -134,13 +134,15 @@ def test_interpreted_model_matches_onnxruntime(name: str, case: str) -> None:
     feed = list(feed_for(name, case))
     names = module.attrs["input_names"]
     assert isinstance(names, tuple)
-    wanted = run_onnx_runtime(path, dict(zip(names, feed, strict=True)))
-    found = Interpreter(module).evaluate("main", *feed)
-    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
-        assert isinstance(ours, np.ndarray)
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        scale = max(1.0, float(np.abs(theirs).max()))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * scale)
+    expected = run_onnx_runtime(path, dict(zip(names, feed, strict=True)))
+    actual = Interpreter(module).evaluate("main", *feed)
+    for result, reference in zip(
+        actual if isinstance(actual, tuple) else (actual,), expected, strict=True
+    ):
+        assert isinstance(result, np.ndarray)
+        assert (result.shape, result.dtype) == (reference.shape, reference.dtype)
+        scale = max(1.0, float(np.abs(reference).max()))
+        np.testing.assert_allclose(result, reference, rtol=1e-4, atol=1e-5 * scale)
 
 
 def size_of(module: IRModule) -> int:

@@ -208,14 +208,14 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("each", MORE, ids=str)
-def test_operator_matches_reference(each: Case) -> None:
-    each.run(symbolic=False)
+@pytest.mark.parametrize("item", MORE, ids=str)
+def test_operator_matches_reference(item: Case) -> None:
+    item.run(symbolic=False)
 
 
-@pytest.mark.parametrize("each", [c for c in MORE if c.symbolic], ids=str)
-def test_operator_matches_reference_with_symbolic_shapes(each: Case) -> None:
-    each.run(symbolic=True)
+@pytest.mark.parametrize("item", [c for c in MORE if c.symbolic], ids=str)
+def test_operator_matches_reference_with_symbolic_shapes(item: Case) -> None:
+    item.run(symbolic=True)
 
 
 NODE_TESTS = frozenset(
@@ -247,8 +247,8 @@ def test_nms_selects_more_boxes_than_a_vector(count: int) -> None:
 def test_random_numbers_follow_from_the_seed(op_type: str) -> None:
     def drawn(seed: float) -> Array:
         node = helper.make_node(op_type, [], ["y"], shape=[2000], seed=seed)
-        (found,) = interpret(graph_model([node], {}, ["y"]), [])
-        return found
+        (result,) = interpret(graph_model([node], {}, ["y"]), [])
+        return result
 
     np.testing.assert_array_equal(drawn(1.0), drawn(1.0))
     assert (drawn(1.0) != drawn(2.0)).any()
@@ -260,33 +260,33 @@ def test_random_numbers_follow_from_the_seed(op_type: str) -> None:
 @pytest.mark.parametrize("op_type", ["RandomNormalLike", "RandomUniformLike"])
 def test_random_tensors_take_a_shape(op_type: str) -> None:
     node = helper.make_node(op_type, ["x"], ["y"])
-    (found,) = interpret(graph_model([node], {"x": X}, ["y"]), [X])
-    assert found.shape == X.shape and found.dtype == X.dtype and len(np.unique(found)) > 20
+    (result,) = interpret(graph_model([node], {"x": X}, ["y"]), [X])
+    assert result.shape == X.shape and result.dtype == X.dtype and len(np.unique(result)) > 20
 
 
 def test_samples_follow_probabilities() -> None:
     weights = np.log(np.array([[1e-9, 1.0, 1e-9]], np.float32))
     node = helper.make_node("Multinomial", ["x"], ["y"], sample_size=50)
-    (found,) = interpret(graph_model([node], {"x": weights}, ["y"]), [weights])
-    np.testing.assert_array_equal(found, np.ones((1, 50), np.int32))
+    (result,) = interpret(graph_model([node], {"x": weights}, ["y"]), [weights])
+    np.testing.assert_array_equal(result, np.ones((1, 50), np.int32))
 
 
 def test_dropout_in_training_keeps_the_mean() -> None:
     x = np.ones(4000, np.float32)
     node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"])
     weights = {"ratio": scalar(0.25), "training": np.asarray(True)}
-    found, mask = interpret(graph_model([node], {"x": x}, ["y", "mask"], weights), [x])
-    np.testing.assert_allclose(found, np.where(mask, np.float32(1 / 0.75), 0), rtol=1e-6)
+    result, mask = interpret(graph_model([node], {"x": x}, ["y", "mask"], weights), [x])
+    np.testing.assert_allclose(result, np.where(mask, np.float32(1 / 0.75), 0), rtol=1e-6)
     assert abs(mask.mean() - 0.75) < 0.05
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_told_at_run_time_whether_to_train(training: bool) -> None:
-    x, told = np.ones(4000, np.float32), np.asarray(training)
+    x, message = np.ones(4000, np.float32), np.asarray(training)
     node = helper.make_node("Dropout", ["x", "", "training"], ["y", "mask"])
-    model = graph_model([node], {"x": x, "training": told}, ["y", "mask"])
-    found, mask = interpret(model, [x, told])
-    np.testing.assert_array_equal(found, np.where(mask, 2.0 if training else 1.0, 0.0))
+    model = graph_model([node], {"x": x, "training": message}, ["y", "mask"])
+    result, mask = interpret(model, [x, message])
+    np.testing.assert_array_equal(result, np.where(mask, 2.0 if training else 1.0, 0.0))
     assert abs(mask.mean() - (0.5 if training else 1.0)) < 0.05
 
 
@@ -324,9 +324,9 @@ def test_max_pool_indices_point_into_data(strides: list[int], dilations: list[in
     x[0, 1, 2:, 3:] = normal(3, 3)
     options = {"kernel_shape": [3, 2], "strides": strides, "dilations": dilations}
     node = helper.make_node("MaxPool", ["x"], ["y", "at"], pads=[2, 1, 2, 1], **options)
-    found, at = interpret(graph_model([node], {"x": x}, ["y", "at"]), [x])
+    result, at = interpret(graph_model([node], {"x": x}, ["y", "at"]), [x])
     assert at.min() >= 0 and at.max() < x.size
-    np.testing.assert_array_equal(x.ravel()[at], found)
+    np.testing.assert_array_equal(x.ravel()[at], result)
 
 
 def test_affine_grid_of_a_size_by_data() -> None:

@@ -30,14 +30,14 @@ MEMORY = 4 << 30
 def feed(model: onnx.ModelProto) -> dict[str, Array]:
     """An array for each input of a sound model, n = 2."""
     rng = np.random.default_rng(1)
-    found: dict[str, Array] = {}
-    for each in model.graph.input:
-        kind = each.type.tensor_type
+    result: dict[str, Array] = {}
+    for item in model.graph.input:
+        kind = item.type.tensor_type
         shape = [d.dim_value or 2 for d in kind.shape.dim]
         array = rng.normal(size=shape)
         is_bool = kind.elem_type == onnx.TensorProto.BOOL
-        found[each.name] = array > 0 if is_bool else array.astype(np.float32)
-    return found
+        result[item.name] = array > 0 if is_bool else array.astype(np.float32)
+    return result
 
 
 def try_one(number: int) -> str:

@@ -407,23 +407,25 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("each", CASES, ids=str)
-def test_operator_matches_reference(each: Case) -> None:
-    each.run(symbolic=False)
+@pytest.mark.parametrize("item", CASES, ids=str)
+def test_operator_matches_reference(item: Case) -> None:
+    item.run(symbolic=False)
 
 
-@pytest.mark.parametrize("each", [c for c in CASES if c.symbolic], ids=str)
-def test_operator_matches_reference_with_symbolic_shapes(each: Case) -> None:
-    each.run(symbolic=True)
+@pytest.mark.parametrize("item", [c for c in CASES if c.symbolic], ids=str)
+def test_operator_matches_reference_with_symbolic_shapes(item: Case) -> None:
+    item.run(symbolic=True)
 
 
 def test_squares_of_float16_are_float32() -> None:
     x, scale = np.array([[300, 400]], np.float16), np.ones(2, np.float16)
     node = helper.make_node("RMSNormalization", ["x", "scale"], ["y"])
-    (found,) = interpret(graph_model([node], {"x": x, "scale": scale}, ["y"], opset=23), [x, scale])
-    assert found.dtype == np.float16
-    wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)
-    np.testing.assert_allclose(found, wanted, rtol=2 * np.finfo(np.float16).eps)
+    (actual,) = interpret(
+        graph_model([node], {"x": x, "scale": scale}, ["y"], opset=23), [x, scale]
+    )
+    assert actual.dtype == np.float16
+    expected = x / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=2 * np.finfo(np.float16).eps)
 
 
 @pytest.mark.slow

@@ -70,13 +70,13 @@ def test_parameter_vector_determines_channel_count(name: str) -> None:
     some = ekiden.tir.SizeVar("n")
     x = relay.var("x", shape=(2, some, 5))
     vectors = [relay.const(v) for v in VECTORS.values()]
-    made = {
+    result = {
         "batch_norm": lambda: op.nn.batch_norm(x, *vectors)[0],
         "instance_norm": lambda: op.nn.instance_norm(x, *vectors[:2]),
         "bias_add": lambda: op.nn.bias_add(x, vectors[0]),
         "prelu": lambda: op.nn.prelu(x, vectors[0]),
     }[name]()
-    exe = ekiden.compile(relay.Function([x], made))
+    exe = ekiden.compile(relay.Function([x], result))
     assert exe(X).shape == (2, CHANNELS, 5)
     with pytest.raises(ekiden.EkidenError):
         exe(X[:, :3])
@@ -169,7 +169,7 @@ def test_recurrent_weights_may_be_inputs(op_type: str, direction: str) -> None:
     }
     layer = node(op_type, "x w r b - h", "y l", hidden_size=hidden, direction=direction)
     agree([layer], feed, symbolic=True)
-    made = [
+    result = [
         node("NonZero", "m", "n"),
         node("Squeeze", "n zero", "f"),
         node("Gather", "all f", "w", axis=1),
@@ -178,4 +178,4 @@ def test_recurrent_weights_may_be_inputs(op_type: str, direction: str) -> None:
     rows = np.arange(gates * hidden + 2) < gates * hidden
     every = normal(count, len(rows), 3, seed=1)
     rest = {k: v for k, v in feed.items() if k != "w"}
-    agree(made, {**rest, "m": rows.astype(np.int64), "all": every}, {"zero": ints(0)})
+    agree(result, {**rest, "m": rows.astype(np.int64), "all": every}, {"zero": ints(0)})

@@ -24,24 +24,27 @@ from onnx_runtime import run_onnx_runtime
 EXECUTORS = ("vm", "aot", "async")
 
 
-def check(made: onnx.ModelProto, *feeds: Feed, executors: tuple[str, ...] = ("vm",)) -> None:
+def check(output: onnx.ModelProto, *feeds: Feed, executors: tuple[str, ...] = ("vm",)) -> None:
     """All executors and the interpreter give what ONNX Runtime does, of its ranks."""
-    programs = [ekiden.compile(made, executor=e) for e in executors]
-    interpreter = Interpreter(from_onnx(made))
+    programs = [ekiden.compile(output, executor=e) for e in executors]
+    interpreter = Interpreter(from_onnx(output))
     for feed in feeds:
-        wanted = run_onnx_runtime(made, feed)
+        expected = run_onnx_runtime(output, feed)
         results = [evaluated(interpreter, list(feed.values()))]
         for program in programs:
-            found = program(**feed)
-            results.append([np.from_dlpack(t) for t in _all(found)])
+            actual = program(**feed)
+            results.append([np.from_dlpack(t) for t in _all(actual)])
         for result in results:
-            for ours, theirs in zip(result, wanted, strict=True):
-                assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+            for ekiden_result, reference in zip(result, expected, strict=True):
+                assert (
+                    ekiden_result.shape == reference.shape
+                    and ekiden_result.dtype == reference.dtype
+                )
+                np.testing.assert_allclose(ekiden_result, reference, rtol=1e-5, atol=1e-6)
 
 
-def _all(found: Any) -> tuple[ekiden.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _all(result: Any) -> tuple[ekiden.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def choice(output: str = "q", name: str = "pick") -> onnx.NodeProto:
@@ -66,11 +69,11 @@ def test_what_follows_branches_of_different_ranks_is_computed_for_both(op_type: 
 def test_ranks_are_one_again_behind_the_node_that_makes_them_one() -> None:
     nodes = [choice(), node("Exp", "q", "e"), node("Flatten", "e", "f", axis=0)]
     nodes += [node("Add", "f w", "a"), node("Relu", "a", "y")]
-    made = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(4)})
-    check(made, *BOTH)
-    matches = [e for e in post_order(from_onnx(made)["main"]) if isinstance(e, Match)]
+    graph_model = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(4)})
+    check(graph_model, *BOTH)
+    matches = [e for e in post_order(from_onnx(graph_model)["main"]) if isinstance(e, Match)]
     assert len(matches) == 1
-    assert str(ekiden.compile(made).outputs[0]) == "y: float32[1, 4]"
+    assert str(ekiden.compile(graph_model).outputs[0]) == "y: float32[1, 4]"
 
 
 def test_branches_that_read_a_value_of_several_ranks() -> None:
@@ -87,7 +90,7 @@ def test_a_branch_inside_a_branch_gives_three_ranks() -> None:
     outer = node(
         "If", "c", "q", then_branch=branch("Identity", "x"), else_branch=graph([inner], [], "r")
     )
-    made = model(
+    graph_model = model(
         [outer, node("Softmax", "q", "y"), node("ReduceSum", "y", "z", keepdims=0)],
         [*INPUTS, value("d", BOOL)], "y z", {**WEIGHTS, "axes": ints(0, 1)},
     )  # fmt: skip
@@ -95,7 +98,7 @@ def test_a_branch_inside_a_branch_gives_three_ranks() -> None:
         {"x": normal(4), "c": np.array(c), "d": np.array(d)}
         for c in (True, False) for d in (True, False)
     ]  # fmt: skip
-    check(made, *feeds, executors=EXECUTORS)
+    check(graph_model, *feeds, executors=EXECUTORS)
 
 
 def test_ranks_of_two_conditionals_combine() -> None:
@@ -105,12 +108,12 @@ def test_ranks_of_two_conditionals_combine() -> None:
     )  # fmt: skip
     nodes = [choice(), other, node("Add", "q r", "y"), node("Mul", "q q", "z")]
     inputs = [*INPUTS, value("d", BOOL)]
-    made = model(nodes, inputs, "y z r", {**WEIGHTS, "axes": ints(0, 2)})
+    graph_model = model(nodes, inputs, "y z r", {**WEIGHTS, "axes": ints(0, 2)})
     feeds = [
         {"x": normal(4), "c": np.array(c), "d": np.array(d)}
         for c in (True, False) for d in (True, False)
     ]  # fmt: skip
-    check(made, *feeds)
+    check(graph_model, *feeds)
 
 
 def test_several_outputs_of_one_choice_have_ranks_that_belong_together() -> None:
@@ -120,8 +123,8 @@ def test_several_outputs_of_one_choice_have_ranks_that_belong_together() -> None
         node("If", "c", "p q", then_branch=then, else_branch=other), node("Add", "p q", "y"),
         node("Concat", "p p", "z", axis=0),
     ]  # fmt: skip
-    made = model(nodes, INPUTS, "y z", {**WEIGHTS, "axes": ints(0, 1)})
-    check(made, *BOTH)
+    graph_model = model(nodes, INPUTS, "y z", {**WEIGHTS, "axes": ints(0, 1)})
+    check(graph_model, *BOTH)
 
 
 def test_a_function_of_the_model_takes_a_value_of_several_ranks() -> None:
@@ -129,33 +132,35 @@ def test_a_function_of_the_model_takes_a_value_of_several_ranks() -> None:
     imports = [helper.make_opsetid("", 18)]
     function = helper.make_function("own", "Twice", ["a"], ["b"], body, imports)
     call = helper.make_node("Twice", ["q"], ["y"], domain="own")
-    made = model([choice(), call], INPUTS, "y", WEIGHTS)
-    made.functions.append(function)
-    made.opset_import.append(helper.make_opsetid("own", 1))
-    check(made, *BOTH)
+    graph_model = model([choice(), call], INPUTS, "y", WEIGHTS)
+    graph_model.functions.append(function)
+    graph_model.opset_import.append(helper.make_opsetid("own", 1))
+    check(graph_model, *BOTH)
 
 
 def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
     """And costs nothing: the program is that of the other branch."""
     nodes = [choice(), node("Exp", "q", "e"), node("Conv", "e w", "y", name="late")]
     inputs = [value("x", FLOAT, [1, 4]), value("c", BOOL)]
-    made = model(nodes, inputs, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
+    graph_model = model(nodes, inputs, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
     good, bad = ({"x": normal(1, 4), "c": np.array(c)} for c in (False, True))
-    exe = ekiden.compile(made)
+    exe = ekiden.compile(graph_model)
     np.testing.assert_allclose(
-        np.from_dlpack(_all(exe(**good))[0]), run_onnx_runtime(made, good)[0], rtol=1e-5
+        np.from_dlpack(_all(exe(**good))[0]), run_onnx_runtime(graph_model, good)[0], rtol=1e-5
     )
     with pytest.raises(RunError, match=r"If 'pick': then_branch is taken, but .*Conv 'late'"):
         exe(**bad)
-    matches = [e for e in post_order(from_onnx(made)["main"]) if isinstance(e, Match) and e.clauses]
+    matches = [
+        e for e in post_order(from_onnx(graph_model)["main"]) if isinstance(e, Match) and e.clauses
+    ]
     assert matches == []
 
 
 def test_a_rank_that_no_branch_has_is_an_import_error_of_the_node() -> None:
     nodes = [choice(), node("Conv", "q w", "y", name="late")]
-    made = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
+    graph_model = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
     with pytest.raises(ImportModelError, match="Conv 'late'"):
-        from_onnx(made)
+        from_onnx(graph_model)
 
 
 def test_facts_of_one_rank_are_not_those_of_another() -> None:
@@ -163,11 +168,13 @@ def test_facts_of_one_rank_are_not_those_of_another() -> None:
     then = graph([node("MatMul", "x w", "r")], [], "r")
     other = branch("ReduceSum", "x axes", keepdims=0)
     pick = node("If", "c", "q", then_branch=then, else_branch=other)
-    made = model(
+    graph_model = model(
         [pick, node("Relu", "q", "y")], [value("x", FLOAT, ["m", 3]), value("c", BOOL)], "y",
         {"w": normal(3, 2), "axes": ints(1)},
     )  # fmt: skip
-    check(made, *({"x": normal(n, 3), "c": np.array(c)} for n in (1, 5) for c in (True, False)))
+    check(
+        graph_model, *({"x": normal(n, 3), "c": np.array(c)} for n in (1, 5) for c in (True, False))
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,21 +183,21 @@ def test_facts_of_one_rank_are_not_those_of_another() -> None:
 def test_a_loop_carries_a_value_whose_rank_grows(executor: str) -> None:
     step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
     step.append(node("ReduceSum", "x", "total", keepdims=0))
-    made = unranked(model(
+    result = unranked(model(
         [node("Loop", "n - x0", "x totals", body=counting(step, "x", "total"))],
         [value("n", INT), value("x0", FLOAT, [2])], "x totals", WEIGHTS,
     ))  # fmt: skip
     feeds = [{"n": np.array(n), "x0": normal(2)} for n in (0, 1, 3, 7)]
-    check(made, *feeds, executors=(executor,))
+    check(result, *feeds, executors=(executor,))
     with pytest.raises(RunError, match="'x': more than 8 combinations of ranks"):
-        ekiden.compile(made, executor=executor)(n=np.array(8), x0=normal(2))
+        ekiden.compile(result, executor=executor)(n=np.array(8), x0=normal(2))
 
 
-def unranked(made: onnx.ModelProto) -> onnx.ModelProto:
+def unranked(result: onnx.ModelProto) -> onnx.ModelProto:
     """The model with no shapes of what its loop carries."""
-    for each in made.graph.node[0].attribute[0].g.input[2:]:
-        each.type.tensor_type.ClearField("shape")
-    return made
+    for item in result.graph.node[0].attribute[0].g.input[2:]:
+        item.type.tensor_type.ClearField("shape")
+    return result
 
 
 def test_loop_ranks_may_alternate() -> None:
@@ -204,34 +211,34 @@ def test_loop_ranks_may_alternate() -> None:
         ),
         node("Add", "k one", "k_out"),
     ]  # fmt: skip
-    made = unranked(model(
+    result = unranked(model(
         [node("Loop", "n - x0 k0", "y k", body=counting(step, "x k")), node("Relu", "y", "z")],
         [value("n", INT), value("x0", FLOAT, [3]), value("k0", FLOAT, [])], "z k",
         {**WEIGHTS, "two": np.array(2), "one": np.float32(1).reshape(())},
     ))  # fmt: skip
     feeds = [{"n": np.array(n), "x0": normal(3), "k0": normal()} for n in (0, 1, 2, 5)]
-    check(made, *feeds)
+    check(result, *feeds)
 
 
 def test_a_loop_that_changes_a_dtype_is_refused() -> None:
     step = [node("Identity", "go", "go_out"), node("Cast", "x", "x_out", to=INT)]
-    made = unranked(model(
+    result = unranked(model(
         [node("Loop", "n - x0", "y", name="turn", body=counting(step, "x"))],
         [value("n", INT), value("x0", FLOAT, [2])], "y",
     ))  # fmt: skip
     with pytest.raises(ImportModelError, match="Loop 'turn': the carried value 'x' must keep"):
-        from_onnx(made)
+        from_onnx(result)
 
 
 def test_an_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path) -> None:
-    made = model([choice("y")], INPUTS, "y", WEIGHTS)
-    exe = ekiden.compile(made)
+    graph_model = model([choice("y")], INPUTS, "y", WEIGHTS)
+    exe = ekiden.compile(graph_model)
     assert str(exe.outputs[0]) == "y: any rank of float32[...]"
     exe.save(tmp_path / "m.eki")
     loaded = ekiden.load(tmp_path / "m.eki")
     for feed in BOTH:
         np.testing.assert_array_equal(
-            np.from_dlpack(_all(loaded(**feed))[0]), run_onnx_runtime(made, feed)[0]
+            np.from_dlpack(_all(loaded(**feed))[0]), run_onnx_runtime(graph_model, feed)[0]
         )
     with pytest.raises(InputError, match="out 'y': the output is a any rank of float32"):
         exe(**BOTH[0], out=np.zeros(4, np.float32))
@@ -246,12 +253,12 @@ def test_cases_of_equal_ranks_are_made_one_where_they_become_many() -> None:
         nodes.append(node("Neg", f"q{at}", f"n{at}"))
         before = f"n{at}"
     inputs = [value("x", FLOAT, [4]), *(value(f"c{at}", BOOL) for at in range(6))]
-    made = model([*nodes, node("Exp", before, "y")], inputs, "y", WEIGHTS)
+    graph_model = model([*nodes, node("Exp", before, "y")], inputs, "y", WEIGHTS)
     feeds: list[Feed] = [
         {"x": normal(4), **{f"c{at}": np.array(bool(number >> at & 1)) for at in range(6)}}
         for number in (0, 5, 63)
     ]
-    check(made, *feeds)
+    check(graph_model, *feeds)
 
 
 def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
@@ -259,9 +266,9 @@ def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
     for at in range(6):
         nodes.append(choice(f"q{at}", f"pick{at}"))
         names.append(f"q{at}")
-    made = model([*nodes, node("Sum", " ".join(names), "y")], INPUTS, "y", WEIGHTS)
+    graph_model = model([*nodes, node("Sum", " ".join(names), "y")], INPUTS, "y", WEIGHTS)
     with pytest.raises(ImportModelError, match="Sum 'y': more than 32 combinations of ranks"):
-        from_onnx(made)
+        from_onnx(graph_model)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +284,8 @@ def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
 ) -> None:
     nodes = [node("Squeeze", "x", "q"), node("Relu", "q", "y")]
     nodes.append(node("ReduceSum", "q", "z", keepdims=0))
-    made = model(nodes, [value("x", FLOAT, shape)], "y z")
-    check(made, *({"x": normal(*size)} for size in sizes), executors=EXECUTORS)
+    graph_model = model(nodes, [value("x", FLOAT, shape)], "y z")
+    check(graph_model, *({"x": normal(*size)} for size in sizes), executors=EXECUTORS)
 
 
 def test_squeeze_without_axes_ends_the_run_where_a_later_node_refuses_the_rank() -> None:
@@ -292,9 +299,9 @@ def test_squeeze_without_axes_ends_the_run_where_a_later_node_refuses_the_rank()
 
 def test_squeeze_without_axes_of_too_many_sizes_is_refused_with_what_helps() -> None:
     dims = [f"n{axis}" for axis in range(8)]
-    made = model([node("Squeeze", "x", "y")], [value("x", FLOAT, dims)], "y")
+    graph_model = model([node("Squeeze", "x", "y")], [value("x", FLOAT, dims)], "y")
     with pytest.raises(UnsupportedError, match=r"Squeeze 'y': .* shape= says which"):
-        from_onnx(made)
+        from_onnx(graph_model)
 
 
 def test_axes_of_the_rank_of_each_case_stay_known() -> None:
@@ -311,6 +318,6 @@ def test_strings_whose_rank_depends_on_the_run_are_refused() -> None:
     text = value("x", onnx.TensorProto.STRING, ["n", 3])
     squeeze = model([node("Squeeze", "x", "y")], [text], "y")
     inputs = [value("x", onnx.TensorProto.STRING, [4]), value("c", BOOL)]
-    for made in (squeeze, model([choice("y", "late")], inputs, "y", WEIGHTS)):
+    for result in (squeeze, model([choice("y", "late")], inputs, "y", WEIGHTS)):
         with pytest.raises(UnsupportedError, match=r"(Squeeze 'y'|If 'late'): strings whose rank"):
-            from_onnx(made)
+            from_onnx(result)

@@ -35,9 +35,9 @@ def run_both(
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     expected = run_onnx_runtime(model, {"x": data})
-    found = ekiden.compile(model)(data)
-    assert isinstance(found, tuple)
-    for name, one, other in zip(outputs, found, expected, strict=True):
+    actual = ekiden.compile(model)(data)
+    assert isinstance(actual, tuple)
+    for name, one, other in zip(outputs, actual, expected, strict=True):
         np.testing.assert_allclose(one.numpy(), other, rtol=2e-3, atol=2e-5, err_msg=name)
 
 

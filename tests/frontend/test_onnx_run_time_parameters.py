@@ -90,12 +90,15 @@ def test_col2im_into_an_image_of_the_run(
     inputs = {"x": data, "image": ints(*image), "block": ints(*block)}
     model, feed = of_one_node("Col2Im", inputs, ("block",), **attributes)
     constant, _ = of_one_node("Col2Im", inputs, ("image", "block"), **attributes)
-    (found,), (wanted,) = interpret(model, list(feed.values())), interpret(constant, [data])
+    (result,), (expected_value,) = (
+        interpret(model, list(feed.values())),
+        interpret(constant, [data]),
+    )
     compiled = ekiden.compile(model)(**feed)
     assert isinstance(compiled, ekiden.Tensor)
-    for ours in (found, compiled.numpy()):
-        assert ours.shape == wanted.shape
-        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
+    for actual in (result, compiled.numpy()):
+        assert actual.shape == expected_value.shape
+        np.testing.assert_allclose(actual, expected_value, rtol=1e-5, atol=1e-6)
 
 
 def test_col2im_of_another_number_of_patches_is_an_error_of_the_run() -> None:
@@ -113,6 +116,6 @@ def test_stft_by_a_step_of_the_run(shape: tuple[int, ...], window: bool) -> None
     fixed = () if window else ("length",)
     one_sided = int(shape[-1] == 1)
     model, feed = of_one_node("STFT", inputs, fixed, opset=17, onesided=one_sided)
-    (ours,), (theirs,) = interpret(model, list(feed.values())), expected(model, feed, False)
-    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    (result,), (reference,) = interpret(model, list(feed.values())), expected(model, feed, False)
+    assert result.shape == reference.shape and result.dtype == reference.dtype
+    np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-5)

@@ -22,11 +22,11 @@ def compare(model: onnx.ModelProto, *feeds: Feed) -> None:
     """One artifact agrees with ONNX Runtime on all of some inputs."""
     exe = ekiden.compile(model)
     for feed in feeds:
-        found = exe(**feed)
-        many = found if isinstance(found, tuple) else (found,)
-        for got, wanted in zip(many, run_onnx_runtime(model, feed), strict=True):
-            assert got.shape == wanted.shape and got.dtype == str(wanted.dtype)
-            np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-5)
+        actual = exe(**feed)
+        many = actual if isinstance(actual, tuple) else (actual,)
+        for result, expected in zip(many, run_onnx_runtime(model, feed), strict=True):
+            assert result.shape == expected.shape and result.dtype == str(expected.dtype)
+            np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def floats(*values: float) -> Array:
@@ -53,19 +53,19 @@ def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
 
 @share(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("given", ["data", "constant", "constant, of a dynamic image"])
-def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, given: str) -> None:
+@pytest.mark.parametrize("argument", ["data", "constant", "constant, of a dynamic image"])
+def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, argument: str) -> None:
     """As in ONNX's reference: 0.6 times 7 has its last pixel at 3.2, and 4 pixels."""
     x = normal(1, 2, 7, 5)
     attributes = {"mode": mode, "coordinate_transformation_mode": "align_corners"}
     resize = node("Resize", "x - s", "y", **attributes)
     for scales in (floats(1, 1, 0.6, 0.45), floats(1, 1, 1.5, 1.3), floats(1, 1, 1, 0.2)):
         whole = {"x": x, "s": scales}
-        (wanted,) = ReferenceEvaluator(graph_model([resize], whole, ["y"])).run(None, whole)
-        feed, weights = (whole, {}) if given == "data" else ({"x": x}, {"s": scales})
-        symbolic = given.endswith("image")
+        (expected,) = ReferenceEvaluator(graph_model([resize], whole, ["y"])).run(None, whole)
+        feed, weights = (whole, {}) if argument == "data" else ({"x": x}, {"s": scales})
+        symbolic = argument.endswith("image")
         exe = ekiden.compile(graph_model([resize], feed, ["y"], weights, 19, symbolic=symbolic))
-        np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(exe(**feed).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:
@@ -83,17 +83,17 @@ def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-@pytest.mark.parametrize("given", ["scales", "data", "sizes"])
-def test_volumes_of_any_size(mode: str, given: str) -> None:
+@pytest.mark.parametrize("argument", ["scales", "data", "sizes"])
+def test_volumes_of_any_size(mode: str, argument: str) -> None:
     """Three spatial axes, whatever of the extents is symbolic or the scales are; ONNX Runtime has
     no cubic ones.
     """
     feeds = [{"x": normal(n, 2, *e)} for n, e in ((1, (3, 4, 5)), (2, (2, 7, 2)), (0, (2, 3, 4)))]
     weights = {"s": floats(1, 1, 2, 1.5, 0.6)}
     resize = node("Resize", "x - s", "y", mode=mode)
-    if given == "data":
+    if argument == "data":
         feeds, weights = [{**f, **weights} for f in feeds], {}
-    elif given == "sizes":
+    elif argument == "sizes":
         feeds = [f for f in feeds if f["x"].shape[0]]
         resize = node("Resize", "x - - s", "y", mode=mode, axes=[2, 3, 4])
         weights = {"s": ints(5, 3, 6)}
@@ -112,11 +112,13 @@ def test_volumes_of_bytes_and_halves_are_rounded_once() -> None:
             19,
             symbolic=True,
         )
-        (wanted,) = ReferenceEvaluator(model).run(None, {"x": data})
-        found = ekiden.compile(model)(data).numpy()
-        assert found.dtype == data.dtype
+        (expected,) = ReferenceEvaluator(model).run(None, {"x": data})
+        actual = ekiden.compile(model)(data).numpy()
+        assert actual.dtype == data.dtype
         np.testing.assert_allclose(
-            found.astype(float), np.round(wanted) if found.dtype == np.int8 else wanted, atol=2e-3
+            actual.astype(float),
+            np.round(expected) if actual.dtype == np.int8 else expected,
+            atol=2e-3,
         )
 
 
@@ -136,8 +138,8 @@ def test_top_k_of_empty_axis_matches_onnxruntime(axis: int) -> None:
     top = node("TopK", "x k", "v i", axis=axis)
     compare(graph_model([top, node("Add", "v one", "y")], feed, ["y", "i"],
                         {"k": ints(0), "one": floats(1)}), feed)  # fmt: skip
-    given = {**feed, "k": ints(0)}
-    compare(graph_model([top], given, ["v", "i"]), given, {**feed, "k": ints(2)})
+    inputs = {**feed, "k": ints(0)}
+    compare(graph_model([top], inputs, ["v", "i"]), inputs, {**feed, "k": ints(2)})
     with pytest.raises(UnsupportedError, match="'K' must not be negative, got -1"):
         ekiden.compile(graph_model([top], feed, ["v", "i"], {"k": ints(-1)}))
 
@@ -245,16 +247,16 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_data_dependent_sizes_propagate(name: str) -> None:
     nodes, feeds, weights = CASES[name]
-    made = {n for each in nodes for n in each.output}
-    used = {n for each in nodes for n in each.input}
-    compare(graph_model(nodes, feeds[0], sorted(made - used), weights, 18), *feeds)
+    result = {n for item in nodes for n in item.output}
+    used = {n for item in nodes for n in item.input}
+    compare(graph_model(nodes, feeds[0], sorted(result - used), weights, 18), *feeds)
 
 
 @pytest.mark.parametrize("nodes", ["Slice", "Pad", "CumSum"])
 def test_axes_from_data_that_there_are_not_are_errors(nodes: str) -> None:
-    given = {"x": normal(2, 3), "b": ints(1), "p": ints(1, 1), "a": ints(1)}
+    arguments = {"x": normal(2, 3), "b": ints(1), "p": ints(1, 1), "a": ints(1)}
     inputs = {"Slice": "x b b a", "Pad": "x p - a", "CumSum": "x a"}[nodes]
-    feed = {n: given[n] for n in dict.fromkeys(inputs.replace("-", "").split())}
+    feed = {n: arguments[n] for n in dict.fromkeys(inputs.replace("-", "").split())}
     exe = ekiden.compile(graph_model([node(nodes, inputs, "y")], feed, ["y"], None, 18))
     exe(**feed)
     for axis in (2, -3):

@@ -87,13 +87,13 @@ def check(
 
 def check_results(results: Any, wanted: list[Array], rounding: float) -> None:
     many = results if isinstance(results, tuple) else (results,)
-    for ours, theirs in zip(many, wanted, strict=True):
-        array = np.from_dlpack(ours)
-        assert array.shape == theirs.shape and array.dtype == theirs.dtype
+    for result, reference in zip(many, wanted, strict=True):
+        array = np.from_dlpack(result)
+        assert array.shape == reference.shape and array.dtype == reference.dtype
         if array.dtype == np.int32:
-            np.testing.assert_array_equal(array, theirs)
+            np.testing.assert_array_equal(array, reference)
         else:
-            np.testing.assert_allclose(array, theirs, rtol=rounding, atol=10 * rounding)
+            np.testing.assert_allclose(array, reference, rtol=rounding, atol=10 * rounding)
 
 
 BEAMS: dict[str, dict[str, Any]] = {
@@ -158,9 +158,9 @@ def test_a_vocabulary_smaller_than_the_logits_is_a_mask_of_the_others() -> None:
     first = np.where(np.arange(VOCABULARY) < 20, 1, 0).astype(np.int32)
     inputs = [*limits(12, 0, True), ("penalty", None, True), ("vocab_mask", first, True)]
     masked, _ = search_model("GreedySearch", inputs, decoder=gpt_decoder(1))
-    found = ekiden.compile(model)(**feed)
-    assert isinstance(found, ekiden.Tensor)
-    np.testing.assert_array_equal(found.numpy(), run_onnx_runtime(masked, feed)[0])
+    result = ekiden.compile(model)(**feed)
+    assert isinstance(result, ekiden.Tensor)
+    np.testing.assert_array_equal(result.numpy(), run_onnx_runtime(masked, feed)[0])
 
 
 def next_logits(prompts: Array) -> Array:
@@ -210,12 +210,12 @@ def test_sampling_draws_by_the_probabilities_of_the_likeliest_tokens(custom: int
     drawn = np.from_dlpack(exe(**feed))  # type: ignore[arg-type]
     np.testing.assert_array_equal(drawn[:, :5], prompts)
     tokens = np.where(drawn[:, 5] == PAD, END, drawn[:, 5])  # an end is written as padding
-    found = np.bincount(tokens, minlength=VOCABULARY) / count
+    result = np.bincount(tokens, minlength=VOCABULARY) / count
     shares[END], shares[PAD] = shares[END] + shares[PAD], 0.0
-    assert (np.abs(found - shares) <= 5 * np.sqrt(shares * (1 - shares) / count)).all()
+    assert (np.abs(result - shares) <= 5 * np.sqrt(shares * (1 - shares) / count)).all()
     np.testing.assert_array_equal(np.from_dlpack(exe(**feed)), drawn)  # type: ignore[arg-type]
-    theirs = run_onnx_runtime(model, feed)[0][:, 5]
-    assert set(np.where(theirs == PAD, END, theirs)) <= set(np.flatnonzero(shares))
+    reference = run_onnx_runtime(model, feed)[0][:, 5]
+    assert set(np.where(reference == PAD, END, reference)) <= set(np.flatnonzero(shares))
 
 
 def test_a_search_is_saved_and_needs_no_python(tmp_path: Path) -> None:
@@ -352,8 +352,8 @@ def test_whisper_gives_the_probability_of_no_speech_behind_the_prompt() -> None:
     alone = helper.make_model(encoder, opset_imports=imports, ir_version=8)
     fed = {"encoder_input_ids": FEATURES_OF_SOUND, "decoder_input_ids": PROMPT_TOKENS}
     logits = np.asarray(run_onnx_runtime(alone, fed)[0])[:, -1]
-    _, found = ekiden.compile(model)(**feed)
-    np.testing.assert_allclose(found.numpy(), softmax(logits)[:, token], rtol=1e-4)
+    _, result = ekiden.compile(model)(**feed)
+    np.testing.assert_allclose(result.numpy(), softmax(logits)[:, token], rtol=1e-4)
 
 
 def test_whisper_tokens_that_are_decided_are_as_those_of_a_prompt() -> None:
@@ -363,9 +363,9 @@ def test_whisper_tokens_that_are_decided_are_as_those_of_a_prompt() -> None:
     begin = np.full((2, 1), START, np.int32)
     longer, feed = whisper_model(length=12, prompt=np.concatenate([begin, tokens], axis=1))
     texts, scores = exe(FEATURES_OF_SOUND, tokens)
-    wanted = run_onnx_runtime(longer, feed)
-    np.testing.assert_array_equal(texts.numpy(), wanted[0])
-    np.testing.assert_allclose(scores.numpy(), wanted[1], rtol=1e-4, atol=1e-5)
+    expected = run_onnx_runtime(longer, feed)
+    np.testing.assert_array_equal(texts.numpy(), expected[0])
+    np.testing.assert_allclose(scores.numpy(), expected[1], rtol=1e-4, atol=1e-5)
     texts, _ = exe(FEATURES_OF_SOUND, np.array([[7, -1], [3, 8]], np.int32))
     assert (texts.numpy()[0, :, 1] == 7).all() and (texts.numpy()[1, :, 1:3] == [3, 8]).all()
 

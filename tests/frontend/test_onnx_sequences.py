@@ -23,28 +23,28 @@ def sequence(name: str, shape: tuple[int | str, ...] | None = None) -> onnx.Valu
     return helper.make_value_info(name, helper.make_sequence_type_proto(element))
 
 
-def as_lists(found: object) -> object:
-    if isinstance(found, ekiden.Tensor):
-        return found.numpy()
-    return [as_lists(each) for each in found] if isinstance(found, (list, tuple)) else found
+def as_lists(result: object) -> object:
+    if isinstance(result, ekiden.Tensor):
+        return result.numpy()
+    return [as_lists(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
-def same(found: object, wanted: object) -> None:
+def same(actual: object, wanted: object) -> None:
     if isinstance(wanted, (list, tuple)):
-        assert isinstance(found, (list, tuple)) and len(found) == len(wanted)
-        for a, b in zip(found, wanted, strict=True):
+        assert isinstance(actual, (list, tuple)) and len(actual) == len(wanted)
+        for a, b in zip(actual, wanted, strict=True):
             same(a, b)
     else:
-        assert isinstance(found, np.ndarray) and found.shape == np.shape(wanted)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        assert isinstance(actual, np.ndarray) and actual.shape == np.shape(wanted)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5)
 
 
-def check(made: onnx.ModelProto, **feed: object) -> ekiden.Executable:
+def check(result: onnx.ModelProto, **feed: object) -> ekiden.Executable:
     """Compiled as ONNX's reference."""
-    executable: ekiden.Executable = ekiden.compile(made)
-    found = as_lists(executable(**feed))
-    wanted = ReferenceEvaluator(made).run(None, feed)  # type: ignore[arg-type]
-    same(found if len(wanted) > 1 else [found], wanted)
+    executable: ekiden.Executable = ekiden.compile(result)
+    actual = as_lists(executable(**feed))
+    expected = ReferenceEvaluator(result).run(None, feed)  # type: ignore[arg-type]
+    same(actual if len(expected) > 1 else [actual], expected)
     return executable
 
 
@@ -59,17 +59,19 @@ def test_known_sequences_emit_no_runtime_lists() -> None:
         node("ConcatFromSequence", "c", "f", axis=1, new_axis=1),
     ]
     weights = {"zero": np.array(0), "one": np.array(1)}
-    made = model(nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [2, 3])], "d n e f", weights)
-    executable = check(made, x=normal(2, 3), y=normal(2, 3, seed=1))
+    graph_model = model(
+        nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [2, 3])], "d n e f", weights
+    )
+    executable = check(graph_model, x=normal(2, 3), y=normal(2, 3, seed=1))
     assert "host_functions" not in executable.raw.metadata
 
 
 def test_elements_may_differ_in_rank_where_they_are_known() -> None:
     nodes = [node("SequenceConstruct", "x y", "a"), node("SequenceAt", "a last", "d")]
-    made = model(
+    graph_model = model(
         nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [4])], "d", {"last": np.array(-1)}
     )
-    check(made, x=normal(2, 3), y=normal(4))
+    check(graph_model, x=normal(2, 3), y=normal(4))
 
 
 def growing(
@@ -107,45 +109,45 @@ def test_a_loop_fills_a_sequence(trips: int) -> None:
         node("ConcatFromSequence", "s", "d", axis=1, new_axis=1),
     ]
     weights = {"zero": np.array(0), "last": np.array(-1)}
-    made = growing(nodes, "a b length other c d s", weights)
-    executable = check(made, n=np.array(trips), x=normal(3, 2))
+    result = growing(nodes, "a b length other c d s", weights)
+    executable = check(result, n=np.array(trips), x=normal(3, 2))
     assert "ek.sequence.at" in executable.raw.metadata["host_functions"]  # type: ignore[operator]
     assert executable.outputs[-1].dtype == "sequence of float32"
 
 
 def test_an_empty_sequence_comes_out() -> None:
-    made = growing([], "s", {})
-    assert ekiden.compile(made)(n=np.array(0), x=normal(3, 2)) == []
+    result = growing([], "s", {})
+    assert ekiden.compile(result)(n=np.array(0), x=normal(3, 2)) == []
 
 
 def test_a_position_that_is_not_there_ends_the_run() -> None:
-    made = growing([node("SequenceAt", "s p", "a")], "a", {"p": np.array(5)})
+    result = growing([node("SequenceAt", "s p", "a")], "a", {"p": np.array(5)})
     with pytest.raises(RunError, match="position 5 is out of range for 2 elements"):
-        ekiden.compile(made)(n=np.array(2), x=normal(3, 2))
+        ekiden.compile(result)(n=np.array(2), x=normal(3, 2))
     known = [node("SequenceConstruct", "x", "s"), node("SequenceAt", "s p", "a")]
     with pytest.raises(UnsupportedError, match="position 5 is out of range for 1 elements"):
         from_onnx(model(known, [value("x", FLOAT, [2])], "a", {"p": np.array(5)}))
 
 
-@pytest.mark.parametrize("given", [None, np.array(2), ints(1, 4)])
+@pytest.mark.parametrize("argument", [None, np.array(2), ints(1, 4)])
 @pytest.mark.parametrize("extent", [5, "n"])
-def test_split_to_sequence_matches_reference(given: Array | None, extent: int | str) -> None:
+def test_split_to_sequence_matches_reference(argument: Array | None, extent: int | str) -> None:
     nodes = [
-        node("SplitToSequence", "x" if given is None else "x sizes", "s", axis=1),
+        node("SplitToSequence", "x" if argument is None else "x sizes", "s", axis=1),
         node("SequenceMap", "s", "t", body=graph([node("Relu", "e", "f")], [value("e")], "f")),
         node("ConcatFromSequence", "t", "y", axis=1),
     ]
-    weights = {} if given is None else {"sizes": given}
-    made = model(nodes, [value("x", FLOAT, [2, extent])], "y", weights)
+    weights = {} if argument is None else {"sizes": argument}
+    graph_model = model(nodes, [value("x", FLOAT, [2, extent])], "y", weights)
     x = normal(2, 5)
-    found = as_lists(ekiden.compile(made)(x))
-    same(found, np.maximum(x, 0))
+    result = as_lists(ekiden.compile(graph_model)(x))
+    same(result, np.maximum(x, 0))
 
 
 def test_a_sequence_is_an_input() -> None:
     nodes = [node("SequenceLength", "s", "n"), node("ConcatFromSequence", "s", "y", axis=0)]
-    made = model(nodes, [sequence("s", ("k", 2))], "n y")
-    executable = ekiden.compile(made)
+    graph_model = model(nodes, [sequence("s", ("k", 2))], "n y")
+    executable = ekiden.compile(graph_model)
     parts = [normal(1, 2), normal(3, 2)]
     same(as_lists(executable(parts)), [np.array(2), np.concatenate(parts)])
     with pytest.raises(
@@ -158,10 +160,10 @@ def test_a_sequence_is_an_input() -> None:
 
 def test_a_sequence_of_known_length_is_as_many_inputs() -> None:
     nodes = [node("SequenceAt", "s p", "y")]
-    made = model(nodes, [sequence("s")], "y", {"p": np.array(1)})
+    graph_model = model(nodes, [sequence("s")], "y", {"p": np.array(1)})
     with pytest.raises(ImportModelError, match="the elements of the sequence 's' have no shape"):
-        from_onnx(made)
-    executable = ekiden.compile(made, shape={"s": [(2,), (3, 4)]})
+        from_onnx(graph_model)
+    executable = ekiden.compile(graph_model, shape={"s": [(2,), (3, 4)]})
     assert [i.name for i in executable.inputs] == ["s.0", "s.1"]
     same(as_lists(executable(normal(2), normal(3, 4))), normal(3, 4))
 
@@ -173,10 +175,10 @@ def test_optional_values_are_known_at_import() -> None:
         node("OptionalHasElement", "o", "has"),
         node("If", "has", "y", then_branch=there, else_branch=gone),
     ]
-    made = model(nodes, [helper.make_value_info("o", kind), value("x", FLOAT, [2])], "y")
+    graph_model = model(nodes, [helper.make_value_info("o", kind), value("x", FLOAT, [2])], "y")
     o, x = normal(2), normal(2, seed=1)
-    same(as_lists(ekiden.compile(made)(o, x)), o)
-    same(as_lists(ekiden.compile(made, shape={"o": None})(x)), -x)
+    same(as_lists(ekiden.compile(graph_model)(o, x)), o)
+    same(as_lists(ekiden.compile(graph_model, shape={"o": None})(x)), -x)
 
 
 def branch_of(op_type: str) -> onnx.GraphProto:
@@ -184,8 +186,10 @@ def branch_of(op_type: str) -> onnx.GraphProto:
 
 
 def test_interpreted_sequences() -> None:
-    found = Interpreter(from_onnx(growing([], "s", {}))).evaluate("main", np.array(3), normal(1, 2))
-    same(elements(found), [normal(1, 2) * k for k in (2, 3, 4)])
+    result = Interpreter(from_onnx(growing([], "s", {}))).evaluate(
+        "main", np.array(3), normal(1, 2)
+    )
+    same(elements(result), [normal(1, 2) * k for k in (2, 3, 4)])
 
 
 @pytest.mark.parametrize(
@@ -211,5 +215,7 @@ def test_an_input_among_elements_of_other_shapes_keeps_its_own() -> None:
         node("SequenceInsert", "a x k", "b"),
         node("SequenceAt", "b one", "y"),
     ]
-    made = model(nodes, [value("x", FLOAT, ["n", 4]), value("k", INT)], "y", {"one": np.array(1)})
-    check(made, x=normal(3, 4), k=np.array(0))
+    graph_model = model(
+        nodes, [value("x", FLOAT, ["n", 4]), value("k", INT)], "y", {"one": np.array(1)}
+    )
+    check(graph_model, x=normal(3, 4), k=np.array(0))

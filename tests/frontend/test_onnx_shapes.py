@@ -120,9 +120,9 @@ def test_a_table_sliced_by_a_dimension_bounds_it() -> None:
 
 
 def constraints(attrs: dict[str, object]) -> tuple[tuple[PrimExpr, str], ...]:
-    found = attrs["constraints"]
-    assert isinstance(found, tuple)
-    return found
+    actual = attrs["constraints"]
+    assert isinstance(actual, tuple)
+    return actual
 
 
 def test_dimensions_that_must_agree_become_one() -> None:
@@ -305,8 +305,8 @@ def test_data_dependent_slices_can_be_added() -> None:
     ]
     counts = {"n": ints(5), "m": ints(4)}
     model = graph_model(nodes, {"x": x, **counts}, ["y"], {"zero": ints(0)})  # type: ignore[arg-type]
-    found = compile_model(model)(x, counts["n"], counts["m"]).numpy()
-    np.testing.assert_allclose(found, np.exp(x[:5]) + x[4:5], rtol=1e-6)
+    actual = compile_model(model)(x, counts["n"], counts["m"]).numpy()
+    np.testing.assert_allclose(actual, np.exp(x[:5]) + x[4:5], rtol=1e-6)
 
 
 LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -317,9 +317,9 @@ def test_slices_by_data_of_any_size(step: int) -> None:
     """Bounds that are no indices are clamped, however far away. ONNX lets a start before the axis
     be its first element, backwards too, where NumPy gives nothing."""
     weights = {"axis": ints(0), "step": ints(step)}
-    given = {"x": normal(5, 2), "first": ints(0), "last": ints(0)}
+    inputs = {"x": normal(5, 2), "first": ints(0), "last": ints(0)}
     cut = node("Slice", "x first last axis step", "y")
-    model = graph_model([cut], given, ["y"], weights, symbolic=True)  # type: ignore[arg-type, list-item]
+    model = graph_model([cut], inputs, ["y"], weights, symbolic=True)  # type: ignore[arg-type, list-item]
     compiled = compile_model(model, shape={"first": (1,), "last": (1,)})
     for count in 0, 1, 5:
         x = normal(count, 2)
@@ -327,5 +327,5 @@ def test_slices_by_data_of_any_size(step: int) -> None:
             for last in LEAST, LEAST + 1, -100, -3, 0, 3, 100, MOST:
                 begin = max(first, -count) if step < 0 else first
                 end = None if step < 0 and last < -count else last
-                found = compiled(x, ints(first), ints(last)).numpy()
-                np.testing.assert_array_equal(found, x[begin:end:step])
+                actual = compiled(x, ints(first), ints(last)).numpy()
+                np.testing.assert_array_equal(actual, x[begin:end:step])

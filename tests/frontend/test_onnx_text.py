@@ -32,17 +32,17 @@ def model_of(
     weights: Sequence[onnx.TensorProto] = (),
     shape: Sequence[int | str] = ("n", "m"),
 ) -> onnx.ModelProto:
-    given = [helper.make_tensor_value_info("x", TensorProto.STRING, shape)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.STRING, shape)]
     infos = [onnx.ValueInfoProto(name=n, type=_type(t)) for n, t in outputs.items()]
-    graph = helper.make_graph(list(nodes), "g", given, infos, list(weights))
+    graph = helper.make_graph(list(nodes), "g", inputs, infos, list(weights))
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 4)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def _type(element: int) -> onnx.TypeProto:
-    made = onnx.TypeProto()
-    made.tensor_type.elem_type = element
-    return made
+    result = onnx.TypeProto()
+    result.tensor_type.elem_type = element
+    return result
 
 
 def run(
@@ -66,9 +66,9 @@ def vector(name: str, *values: int) -> onnx.TensorProto:
 def test_strings_are_inputs_and_outputs() -> None:
     exe = ekiden.compile(model_of([node("Identity")], {"y": TensorProto.STRING}))
     assert str(exe.inputs[0]) == "x: string[n, m]" and exe.outputs[0].dtype == "string"
-    for given in (WORDS, WORDS[:0], WORDS[:, :1], np.full((2, 2), "", object)):
-        found = exe(given)
-        assert found.shape == given.shape and found.tolist() == given.tolist()
+    for argument in (WORDS, WORDS[:0], WORDS[:, :1], np.full((2, 2), "", object)):
+        result = exe(argument)
+        assert result.shape == argument.shape and result.tolist() == argument.tolist()
     assert exe([["a", "b"]]).tolist() == [["a", "b"]]
     with pytest.raises(InputError, match="input 'x': expected an array of str"):
         exe(np.zeros((2, 2)))
@@ -83,7 +83,7 @@ def test_strings_survive_a_file(tmp_path: Path) -> None:
     assert ekiden.load(tmp_path / "m.eki")(WORDS).tolist() == (WORDS + "!").tolist()
 
 
-@pytest.mark.parametrize(("made", "weights", "wanted"), [
+@pytest.mark.parametrize(("result", "weights", "wanted"), [
     (node("Transpose", perm=[1, 0]), [], WORDS.T),
     (node("Reshape", "s"), [vector("s", -1)], WORDS.ravel()),
     (node("Flatten", axis=0), [], WORDS.reshape(1, 8)),
@@ -96,11 +96,11 @@ def test_strings_survive_a_file(tmp_path: Path) -> None:
     (node("StringConcat", "w"), [strings(*"abcd")], WORDS + np.array([*"abcd"], object)),
 ], ids=lambda v: v.op_type if isinstance(v, onnx.NodeProto) else "")  # fmt: skip
 def test_data_movement_of_strings_matches_numpy(
-    made: onnx.NodeProto, weights: list[onnx.TensorProto], wanted: Array
+    result: onnx.NodeProto, weights: list[onnx.TensorProto], wanted: Array
 ) -> None:
     for shape in (("n", 4), (2, 4)):
-        found = run([made], weights=weights, shape=shape)
-        assert found.shape == wanted.shape and found.tolist() == wanted.tolist()
+        actual = run([result], weights=weights, shape=shape)
+        assert actual.shape == wanted.shape and actual.tolist() == wanted.tolist()
 
 
 def test_split_gives_several() -> None:
@@ -117,15 +117,15 @@ def test_shape_and_where_of_strings() -> None:
     nodes = [helper.make_node("Equal", ["x", "w"], ["e"]),
              helper.make_node("Where", ["e", "v", "x"], ["y"])]  # fmt: skip
     values = helper.make_tensor("v", TensorProto.STRING, [], [b"a long one"])
-    found = run(nodes, weights=[strings("be"), values])
-    assert found.tolist() == np.where(WORDS == "be", "a long one", WORDS).tolist()
+    result = run(nodes, weights=[strings("be"), values])
+    assert result.tolist() == np.where(WORDS == "be", "a long one", WORDS).tolist()
 
 
 @share(2)
 @pytest.mark.parametrize("action", ["NONE", "LOWER", "UPPER"])
 @pytest.mark.parametrize("exact", [0, 1])
 def test_string_normalizer_changes_case_and_removes_stopwords(action: str, exact: int) -> None:
-    given = np.array(["Monday", "monday", "Straße", "SUNDAY", "ÉTÉ"], object)
+    data = np.array(["Monday", "monday", "Straße", "SUNDAY", "ÉTÉ"], object)
     stop = ["monday", "été"]
     exe = ekiden.compile(
         model_of(
@@ -135,9 +135,9 @@ def test_string_normalizer_changes_case_and_removes_stopwords(action: str, exact
             shape=("n",),
         )
     )  # fmt: skip
-    kept = [w for w in given if (w if exact else w.lower()) not in stop]
+    kept = [w for w in data if (w if exact else w.lower()) not in stop]
     changed = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[action]
-    assert exe(given).tolist() == [changed(w) for w in kept]
+    assert exe(data).tolist() == [changed(w) for w in kept]
     assert exe(np.array(["monday", "monday"], object)).tolist() == [""]
 
 
@@ -158,11 +158,11 @@ def test_automaton_agrees_with_re(pattern: str) -> None:
     moves, kinds, accepts = compile_dfa(pattern)
     rng = random.Random(0)
     for _ in range(300):
-        given = "".join(rng.choice("abcdxé üA.@1 \n-]😀") for _ in range(rng.randrange(7)))
+        argument = "".join(rng.choice("abcdxé üA.@1 \n-]😀") for _ in range(rng.randrange(7)))
         state = 0
-        for byte in given.encode():
+        for byte in argument.encode():
             state = moves[state, kinds[byte]]
-        assert accepts[state] == (re.fullmatch(pattern, given, re.A) is not None), given
+        assert accepts[state] == (re.fullmatch(pattern, argument, re.A) is not None), argument
 
 
 @pytest.mark.parametrize(("pattern", "message"), [
@@ -181,19 +181,19 @@ def test_byte_sequences_cover_each_character_once() -> None:
     rng = random.Random(1)
     for _ in range(50):
         low, high = sorted(rng.randrange(0x110000) for _ in range(2))
-        found = list(utf8_byte_ranges(low, high))
+        result = list(utf8_byte_ranges(low, high))
         for _ in range(20):
             point = rng.randrange(0x110000)
             data = chr(point).encode("utf-8", "surrogatepass")
-            hits = [s for s in found if len(s) == len(data)
+            hits = [s for s in result if len(s) == len(data)
                     and all(a <= b <= c for b, (a, c) in zip(data, s, strict=True))]  # fmt: skip
             assert len(hits) == (low <= point <= high)
 
 
 def test_match_in_a_model() -> None:
     pattern = r"(?i)[a-z]+@[a-z]+\.com"
-    given = np.array([["A@b.com", "a@b.org", "", "é@b.com"]], object)
-    found = run([node("RegexFullMatch", pattern=pattern)], given, kind=TensorProto.BOOL)
-    assert found.numpy().tolist() == [[True, False, False, False]]
+    data = np.array([["A@b.com", "a@b.org", "", "é@b.com"]], object)
+    result = run([node("RegexFullMatch", pattern=pattern)], data, kind=TensorProto.BOOL)
+    assert result.numpy().tolist() == [[True, False, False, False]]
     with pytest.raises(UnsupportedError, match="RegexFullMatch 'y': pattern .* unsupported class"):
         run([node("RegexFullMatch", pattern=r"\p{Greek}")])

@@ -49,11 +49,11 @@ NUMBERS = {
 def test_numbers_become_strings_as_onnx_runtime_writes_them(dtype: str) -> None:
     x = np.array(NUMBERS[dtype], dtype)
     model = cast(kind_of(dtype), STRING)
-    (wanted,) = run_onnx_runtime(model, {"x": x})
-    (found,) = [decode_strings(np.asarray(Interpreter(from_onnx(model)).evaluate("main", x)))]
-    assert found.tolist() == wanted.tolist()
+    (expected,) = run_onnx_runtime(model, {"x": x})
+    (actual,) = [decode_strings(np.asarray(Interpreter(from_onnx(model)).evaluate("main", x)))]
+    assert actual.tolist() == expected.tolist()
     if dtype in ("float32", "int64", "uint64"):
-        assert np.asarray(ekiden.compile(model)(x)).tolist() == wanted.tolist()
+        assert np.asarray(ekiden.compile(model)(x)).tolist() == expected.tolist()
 
 
 @sizes("count", 2_000, 200_000)
@@ -61,10 +61,10 @@ def test_floats_of_all_sizes_become_strings(count: int) -> None:
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32)
     x = bits.view(np.float32)
-    found = np.asarray(ekiden.compile(cast(kind_of("float32"), STRING))(x)).tolist()
+    actual = np.asarray(ekiden.compile(cast(kind_of("float32"), STRING))(x)).tolist()
     special = {"nan": "NaN", "inf": "INF", "-inf": "-INF", "-nan": "NaN"}
-    wanted = [f"{float(v):.8g}" for v in x]
-    assert found == [special.get(w, w) for w in wanted]
+    expected = [f"{float(v):.8g}" for v in x]
+    assert actual == [special.get(w, w) for w in expected]
 
 
 WORDS = [
@@ -79,14 +79,14 @@ WORDS = [
 def test_strings_become_floats(dtype: str) -> None:
     x = np.array(WORDS, object).reshape(3, 9)
     with np.errstate(over="ignore"):
-        wanted = np.array([float(w) for w in WORDS]).astype(dtype).reshape(3, 9)
+        expected = np.array([float(w) for w in WORDS]).astype(dtype).reshape(3, 9)
     model = cast(STRING, kind_of(dtype), 2)
     exact = {"float16": 0, "float32": 0, "float64": 3e-16}[dtype]
     results = [ekiden.compile(model)(x).numpy()]
     results.append(np.asarray(Interpreter(from_onnx(model)).evaluate("main", encode_strings(x))))
-    for found in results:
-        np.testing.assert_allclose(found, wanted, exact, 1e-323 if dtype == "float64" else 0)
-        assert (np.signbit(found) == np.signbit(wanted))[~np.isnan(wanted)].all()
+    for actual in results:
+        np.testing.assert_allclose(actual, expected, exact, 1e-323 if dtype == "float64" else 0)
+        assert (np.signbit(actual) == np.signbit(expected))[~np.isnan(expected)].all()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64", "bool"])
@@ -95,8 +95,8 @@ def test_strings_become_integers(dtype: str) -> None:
     words += {"int64": ["-9223372036854775808"], "uint64": ["18446744073709551615"]}.get(dtype, [])
     x = np.array(words, object)
     model = cast(STRING, kind_of(dtype))
-    (wanted,) = run_onnx_runtime(model, {"x": x})
-    assert ekiden.compile(model)(x).numpy().tolist() == wanted.tolist()
+    (expected,) = run_onnx_runtime(model, {"x": x})
+    assert ekiden.compile(model)(x).numpy().tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(

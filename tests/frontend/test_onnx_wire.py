@@ -135,12 +135,16 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def test_a_file_cannot_name_a_weight_of_its_own() -> None:
-    said = [
+    message = [
         onnx.StringStringEntryProto(key="location", value="ekiden:0"),
         onnx.StringStringEntryProto(key="offset", value="0"),
     ]
     tensor = TensorProto(
-        name="w", data_type=FLOAT, dims=[1], data_location=TensorProto.EXTERNAL, external_data=said
+        name="w",
+        data_type=FLOAT,
+        dims=[1],
+        data_location=TensorProto.EXTERNAL,
+        external_data=message,
     )
     broken = model(5000)
     broken.graph.initializer[0].CopyFrom(tensor)
@@ -164,13 +168,13 @@ def test_broken_files_give_protobufs_verdict(seed: int) -> None:
     data = model(10, 5000).SerializeToString()
     for _ in range(150):
         at = int(random.integers(len(data)))
-        made = bytearray(data[:at] if random.random() < 0.3 else data)
+        result = bytearray(data[:at] if random.random() < 0.3 else data)
         for place in (
-            random.integers(0, min(len(made), 400) + 1, 2) if random.random() < 0.7 else []
+            random.integers(0, min(len(result), 400) + 1, 2) if random.random() < 0.7 else []
         ):
-            if place < len(made):
-                made[place] = random.integers(256)
-        _same_verdict(bytes(made))
+            if place < len(result):
+                result[place] = random.integers(256)
+        _same_verdict(bytes(result))
 
 
 def _same_verdict(data: bytes) -> None:
@@ -189,10 +193,10 @@ def _same_verdict(data: bytes) -> None:
 def _elements(tensor: TensorProto) -> tuple[str, bytes] | None:
     """Those of a tensor, None where it is broken."""
     try:
-        found = to_array(tensor)
+        result = to_array(tensor)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return str(found.dtype), found.tobytes()
+    return str(result.dtype), result.tobytes()
 
 
 def constants(module: ekiden.IRModule) -> list[np.ndarray]:
@@ -234,13 +238,13 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: in
     feed = {"x": numbers(1, 5000), "cond": np.array(True)}
     exe = ekiden.compile(str(file), tier="quick")
     os.truncate(file, size)
-    wanted = feed["x"] * (feed["x"] + 1) + sum(numbers(n, 1).sum() for n in (10, 5000, 400_000))
-    np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-3)
+    expected = feed["x"] * (feed["x"] + 1) + sum(numbers(n, 1).sum() for n in (10, 5000, 400_000))
+    np.testing.assert_allclose(exe(**feed).numpy(), expected, rtol=1e-3)
     try:
         exe.wait(60)
     except ImportModelError as error:
         assert "was changed while weights were read from it" in str(error)
-    np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-3)
+    np.testing.assert_allclose(exe(**feed).numpy(), expected, rtol=1e-3)
 
 
 def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:

@@ -64,16 +64,16 @@ def check(
     for executor in executors:
         pair = ekiden.compile(graph, executor=executor), ekiden.compile(data, executor=executor)
         for inputs in runs:
-            wanted = arrays(function(*map(tf.constant, inputs))), litert(data, inputs)
-            for program, theirs in zip(pair, wanted, strict=True):
-                agree(arrays(program(*inputs)), theirs)
+            expected = arrays(function(*map(tf.constant, inputs))), litert(data, inputs)
+            for program, reference in zip(pair, expected, strict=True):
+                agree(arrays(program(*inputs)), reference)
 
 
 def agree(results: Sequence[Array], wanted: Sequence[Array]) -> None:
     assert [r.shape for r in results] == [w.shape for w in wanted]
-    for ours, theirs in zip(results, wanted, strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    for result, reference in zip(results, wanted, strict=True):
+        assert result.dtype == reference.dtype
+        np.testing.assert_allclose(result, reference, rtol=1e-5, atol=1e-6)
 
 
 def picked(x: Tensors, c: Tensors) -> Tensors:
@@ -210,11 +210,11 @@ def test_inputs_without_a_rank_are_compiled_for_that_of_each_run() -> None:
     y = RNG.standard_normal((2, 3)).astype(np.float32)
     for model in (graph, data):
         exe = ekiden.compile(model)
-        shown = [str(each) for each in (*exe.inputs, *exe.outputs)]
+        shown = [str(item) for item in (*exe.inputs, *exe.outputs)]
         assert shown[:3] == ["x0: float32[...]", "x1: float32[2, ?]", "Identity: float32[...]"]
         one = ekiden.compile(model, shape={"x0": ("n", 3)})
         assert str(one.inputs[0]) == "x0: float32[n, 3]"
         for shape in ((), (3,), (2, 1), (4, 2, 3)):
             x = RNG.standard_normal(shape).astype(np.float32)
-            wanted = arrays(function(tf.constant(x), tf.constant(y)))
-            agree(arrays(exe(x, y)), wanted)
+            expected = arrays(function(tf.constant(x), tf.constant(y)))
+            agree(arrays(exe(x, y)), expected)

@@ -66,9 +66,9 @@ OPERANDS = {
 
 
 def computed(row: elementwise.ElementwiseRow, dtype: str, operands: list[Array]) -> Array:
-    made = Interpreter().evaluate(row.emit(dtype, *(const(each) for each in operands)))
-    assert isinstance(made, np.ndarray)
-    return made
+    result = Interpreter().evaluate(row.emit(dtype, *(const(operand) for operand in operands)))
+    assert isinstance(result, np.ndarray)
+    return result
 
 
 @pytest.mark.parametrize("row", RULES, ids=lambda row: row.function.__name__)
@@ -81,7 +81,7 @@ def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.Elementw
         "logical_not", "negative",
     )  # fmt: skip
     operands = [
-        np.abs(each) if row.kind is PromotionKind.FLOAT else each for each in OPERANDS[dtype]
+        np.abs(item) if row.kind is PromotionKind.FLOAT else item for item in OPERANDS[dtype]
     ]
     operands = operands[:1] if unary else operands
     np.testing.assert_array_equal(row.rule(operands), computed(row, dtype, operands))

@@ -40,12 +40,14 @@ def values(compiled: Any, *inputs: Any) -> Any:  # noqa: ANN401
     return np.asarray(compiled(*inputs))
 
 
-def agree(function: Any, *given: Any, tolerance: float = 0.0) -> None:  # noqa: ANN401
+def agree(function: Any, *argument: Any, tolerance: float = 0.0) -> None:  # noqa: ANN401
     """Compare a function with what XLA makes of it, equal NaN and signs of zero with it."""
-    found = ekiden.compile(function, given)(*given)
-    wanted = jax.tree_util.tree_leaves(jax.jit(function)(*given))
-    for mine, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
-        x, y = _array(mine), _array(theirs)
+    actual = ekiden.compile(function, argument)(*argument)
+    expected = jax.tree_util.tree_leaves(jax.jit(function)(*argument))
+    for result, reference in zip(
+        actual if isinstance(actual, tuple) else (actual,), expected, strict=True
+    ):
+        x, y = _array(result), _array(reference)
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         if tolerance:
             np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
@@ -77,10 +79,10 @@ def test_text_and_bytecode_of_any_kind_are_programs(tmp_path: Path) -> None:
 
 
 def test_what_jax_serializes_is_a_program() -> None:
-    made = export.export(jax.jit(lambda x: {"y": jnp.tanh(x)}))(np.ones((2, 3), np.float32))
-    for model in (made, made.serialize(), bytes(made.serialize())):
+    transformed = export.export(jax.jit(lambda x: {"y": jnp.tanh(x)}))(np.ones((2, 3), np.float32))
+    for model in (transformed, transformed.serialize(), bytes(transformed.serialize())):
         assert [i.name for i in ekiden.compile(model).inputs] == ["x"]
-    for model in (made.mlir_module().encode(), bytes(made.mlir_module_serialized)):
+    for model in (transformed.mlir_module().encode(), bytes(transformed.mlir_module_serialized)):
         assert [o.name for o in ekiden.compile(model).outputs] == ["result['y']"]
 
 
@@ -129,9 +131,9 @@ def test_zero_window_extents_and_strides_are_refused(options: dict[str, int]) ->
 
 @pytest.mark.parametrize("text", [b"module { func.func @main() { ", b"ML\xefR\rcut short"])
 def test_what_is_no_program_is_refused_in_one_line(text: bytes) -> None:
-    with pytest.raises(ImportModelError, match="no StableHLO: ") as found:
+    with pytest.raises(ImportModelError, match="no StableHLO: ") as result:
         ekiden.compile(text)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
 
 
 def test_an_operation_without_a_row_is_named() -> None:
@@ -165,12 +167,12 @@ def test_arguments_that_are_not_read_stay_inputs() -> None:
         return x * params["w"] * 2
 
     compiled = ekiden.compile(model, (params, x, np.int32(0)))
-    names = [each.name for each in compiled.inputs]
+    names = [item.name for item in compiled.inputs]
     assert names == ["params['unused']", "params['w']", "x", "seed"]
-    found = values(compiled, params["unused"], params["w"], x, np.int32(1))
-    np.testing.assert_array_equal(found, x * 2)
+    result = values(compiled, params["unused"], params["w"], x, np.int32(1))
+    np.testing.assert_array_equal(result, x * 2)
     exported = export.export(jax.jit(model))(params, x, np.int32(0))
-    assert [each.name for each in ekiden.compile(exported).inputs] == [*names[:3], "arg2"]
+    assert [item.name for item in ekiden.compile(exported).inputs] == [*names[:3], "arg2"]
 
 
 def test_random_keys_are_inputs() -> None:
@@ -182,8 +184,8 @@ def test_random_keys_are_inputs() -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     compiled = ekiden.compile(noisy, (keys, x))
     assert str(compiled.inputs[0]) == "keys: uint32[2, 2]"
-    found = values(compiled, np.asarray(jax.random.key_data(keys)), x)
-    np.testing.assert_allclose(found, np.asarray(noisy(keys, x)), rtol=1e-5, atol=1e-6)
+    result = values(compiled, np.asarray(jax.random.key_data(keys)), x)
+    np.testing.assert_allclose(result, np.asarray(noisy(keys, x)), rtol=1e-5, atol=1e-6)
 
 
 # Products and scatters.
@@ -254,14 +256,14 @@ def test_scatter_with_arbitrary_body() -> None:
       }) {scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0],
           scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}
         : (tensor<5xf32>, tensor<10x1xi32>, tensor<10xf32>) -> tensor<5xf32>"""
-    found = run(
+    actual = run(
         text, "tensor<5xf32>; tensor<10x1xi32>; tensor<10xf32>", "tensor<5xf32>", x, ids, updates
     )
-    wanted = x.copy()
+    expected = x.copy()
     for (at,), update in zip(ids, updates, strict=True):
         if 0 <= at < 5:
-            wanted[at] = wanted[at] * wanted[at] - update
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+            expected[at] = expected[at] * expected[at] - update
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_scatters_of_complex_numbers() -> None:
@@ -270,7 +272,7 @@ def test_scatters_of_complex_numbers() -> None:
     def function(x: Any, i: Any) -> Any:  # noqa: ANN401
         z = x[:, 0] + 1j * x[:, 1]
         turned = z.at[i].multiply(2j), z.at[i].add(1 - 1j), z.at[i].set(3j)
-        return [part for each in turned for part in (each.real, each.imag)]
+        return [part for item in turned for part in (item.real, item.imag)]
 
     agree(function, x, np.array([1, 1, 3, 7], np.int32), tolerance=1e-6)
 
@@ -293,8 +295,8 @@ def test_windows_are_selected_by_any_body() -> None:
         "(tensor<5xf32>, tensor<3xf32>) ->", "(tensor<5xf32>, tensor<3xf32>, tensor<f32>) ->"
     )
     x, source = np.array([5, 4, 1, 2, 7], np.float32), np.array([3, 5, 7], np.float32)
-    found = run(text, "tensor<5xf32>; tensor<3xf32>", "tensor<5xf32>", x, source)
-    np.testing.assert_array_equal(found, [2, 2 * 3, 2 * 5, 2 * 7, 2])
+    result = run(text, "tensor<5xf32>; tensor<3xf32>", "tensor<5xf32>", x, source)
+    np.testing.assert_array_equal(result, [2, 2 * 3, 2 * 5, 2 * 7, 2])
 
 
 # Bits.
@@ -319,18 +321,18 @@ def test_rounding_keeps_the_sign_of_zero() -> None:
 def test_bitcast_changes_element_width() -> None:
     x = RNG.integers(0, 255, (3, 4)).astype(np.uint8)
     for kinds in (("ui8", "ui32", 4), ("ui8", "f32", 4), ("i8", "ui16", 2)):
-        source, wanted, count = kinds
+        source, expected, count = kinds
         data = x[:, :count].astype(np.int8) if source == "i8" else x[:, :count]
         dtypes = {"ui32": np.uint32, "f32": np.float32, "ui16": np.uint16}
-        ahead = f"(tensor<3x{count}x{source}>) -> tensor<3x{wanted}>"
-        found = run(f"%r = stablehlo.bitcast_convert %a : {ahead}",
-                    f"tensor<3x{count}x{source}>", f"tensor<3x{wanted}>", data)  # fmt: skip
-        whole = np.ascontiguousarray(data).view(dtypes[wanted])[:, 0]
-        np.testing.assert_array_equal(found.view(np.uint8), whole.view(np.uint8))
-        back = f"(tensor<3x{wanted}>) -> tensor<3x{count}x{source}>"
-        found = run(f"%r = stablehlo.bitcast_convert %a : {back}",
-                    f"tensor<3x{wanted}>", f"tensor<3x{count}x{source}>", whole)  # fmt: skip
-        np.testing.assert_array_equal(found, data)
+        ahead = f"(tensor<3x{count}x{source}>) -> tensor<3x{expected}>"
+        actual = run(f"%r = stablehlo.bitcast_convert %a : {ahead}",
+                    f"tensor<3x{count}x{source}>", f"tensor<3x{expected}>", data)  # fmt: skip
+        whole = np.ascontiguousarray(data).view(dtypes[expected])[:, 0]
+        np.testing.assert_array_equal(actual.view(np.uint8), whole.view(np.uint8))
+        back = f"(tensor<3x{expected}>) -> tensor<3x{count}x{source}>"
+        actual = run(f"%r = stablehlo.bitcast_convert %a : {back}",
+                    f"tensor<3x{expected}>", f"tensor<3x{count}x{source}>", whole)  # fmt: skip
+        np.testing.assert_array_equal(actual, data)
 
 
 def test_not_flips_the_bits_of_constant_integers() -> None:
@@ -348,13 +350,13 @@ def test_integers_are_raised_to_powers_of_each_element(kind: str) -> None:
         some = np.concatenate([some, -some[1:]])
     x, y = np.repeat(some, some.size), np.tile(some, some.size)
     shape = f"tensor<{x.size}x{kind}>"
-    found = run(f"%r = stablehlo.power %a, %b : {shape}", f"{shape}; {shape}", shape, x, y)
+    actual = run(f"%r = stablehlo.power %a, %b : {shape}", f"{shape}; {shape}", shape, x, y)
     width = 8 * x.itemsize
-    wanted = []
+    expected = []
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         exact = pow(a, b) if b >= 0 else (a ** (b % 2) if abs(a) == 1 else 0)
-        wanted.append(exact % (1 << width))
-    np.testing.assert_array_equal(found.astype(np.int64) % (1 << width), wanted)
+        expected.append(exact % (1 << width))
+    np.testing.assert_array_equal(actual.astype(np.int64) % (1 << width), expected)
 
 
 NARROW = [name for name in ("int4", "uint4", "int2", "uint2") if hasattr(ml_dtypes, name)]
@@ -370,10 +372,10 @@ def test_narrow_integers_wrap_and_shift_in_their_width(name: str) -> None:
     shape = f"tensor<{x.size}x{kind}>"
 
     def both(operation: str) -> Array:
-        found = run(f"%r = stablehlo.{operation} %a, %b : {shape}", f"{shape}; {shape}", shape,
+        result = run(f"%r = stablehlo.{operation} %a, %b : {shape}", f"{shape}; {shape}", shape,
                     x.astype(dtype), y.astype(dtype))  # fmt: skip
-        assert found.dtype == dtype
-        return found.astype(np.int64)
+        assert result.dtype == dtype
+        return result.astype(np.int64)
 
     def wrapped(exact: Array) -> Array:
         return (exact - low) % (1 << width) + low
@@ -404,13 +406,13 @@ def test_small_floats_are_rounded_after_each_operation(kind: str) -> None:
          f"%w = stablehlo.add %z, %y : tensor<64x{kind}>",
          f"%r = stablehlo.convert %w : (tensor<64x{kind}>) -> tensor<64xf32>"]
     )  # fmt: skip
-    found = run(text, "tensor<64xf32>; tensor<64xf32>", "tensor<64xf32>", x, y)
+    result = run(text, "tensor<64xf32>; tensor<64xf32>", "tensor<64xf32>", x, y)
 
     def fit(v: Array) -> Array:
         held: Array = v.astype(dtype).astype(np.float32)
         return held
 
-    np.testing.assert_array_equal(found, fit(fit(fit(x) * fit(y)) + fit(y)))
+    np.testing.assert_array_equal(result, fit(fit(fit(x) * fit(y)) + fit(y)))
 
 
 # Complex numbers.
@@ -421,10 +423,10 @@ def test_elementary_functions_of_complex_numbers() -> None:
 
     def functions(x: Any) -> Any:  # noqa: ANN401
         z = x[:, 0] + 1j * x[:, 1]
-        made = [jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sinh, jnp.cosh, jnp.sqrt, jnp.log1p]
-        made += [jnp.expm1, jax.nn.sigmoid, jnp.sign, jnp.arcsin, jnp.arctan, jnp.arccosh]
-        found = [f(z) for f in made] + [z ** (1.5 - 0.5j), lax.rsqrt(z)]
-        return [part for each in found for part in (each.real, each.imag)]
+        output = [jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sinh, jnp.cosh, jnp.sqrt, jnp.log1p]
+        output += [jnp.expm1, jax.nn.sigmoid, jnp.sign, jnp.arcsin, jnp.arctan, jnp.arccosh]
+        result = [f(z) for f in output] + [z ** (1.5 - 0.5j), lax.rsqrt(z)]
+        return [part for item in result for part in (item.real, item.imag)]
 
     agree(functions, x, tolerance=3e-4)
 
@@ -436,9 +438,9 @@ def test_complex_numbers_in_control_flow_sorts_and_reductions() -> None:
         z = x[:, 0] + 1j * x[:, 1]
         turned = lax.fori_loop(0, n, lambda i, v: v * (0.5 + 1j) + i, z)
         chosen = lax.cond(n > 2, lambda v: v * 1j, lambda v: v, turned)
-        found = [turned, chosen, jnp.sort(z), jnp.prod(z), jnp.cumprod(z), jnp.cumsum(z)]
-        found.append(lax.scan(lambda c, v: (c * v, c), 1 + 0j, z)[1])
-        return [part for each in found for part in (each.real, each.imag)]
+        result = [turned, chosen, jnp.sort(z), jnp.prod(z), jnp.cumprod(z), jnp.cumsum(z)]
+        result.append(lax.scan(lambda c, v: (c * v, c), 1 + 0j, z)[1])
+        return [part for item in result for part in (item.real, item.imag)]
 
     agree(function, x, np.int32(3), tolerance=1e-4)
 
@@ -554,12 +556,14 @@ def test_random_bits_are_those_of_xla(shape: tuple[int, ...], kind: str, algorit
         else pytest.importorskip("jax.experimental").enable_x64()
     )
     with wide:
-        wanted = jax.jit(lambda s: lax.rng_bit_generator(s, shape, dtype=dtype, algorithm=chosen))(
-            state
+        expected = jax.jit(
+            lambda s: lax.rng_bit_generator(s, shape, dtype=dtype, algorithm=chosen)
+        )(state)
+    for result, reference in zip(made, expected, strict=True):
+        actual = np.asarray(result)
+        np.testing.assert_array_equal(
+            actual.astype(np.asarray(reference).dtype), np.asarray(reference)
         )
-    for mine, theirs in zip(made, wanted, strict=True):
-        found = np.asarray(mine)
-        np.testing.assert_array_equal(found.astype(np.asarray(theirs).dtype), np.asarray(theirs))
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64", "f16", "i32"])

@@ -33,19 +33,19 @@ def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def arrays(found: Model) -> list[Array]:
+def arrays(result: Model) -> list[Array]:
     """Results as a list; those of a dictionary by its keys."""
-    if isinstance(found, dict):
-        found = [found[k] for k in sorted(found)]
-    many = found if isinstance(found, (tuple, list)) else [found]
+    if isinstance(result, dict):
+        result = [result[k] for k in sorted(result)]
+    many = result if isinstance(result, (tuple, list)) else [result]
     return [np.asarray(a.numpy() if hasattr(a, "numpy") else a) for a in many]
 
 
 def agree(exe: Model, reference: Callable[..., Model], *runs: Sequence[Array]) -> None:
     for args in runs:
-        found, wanted = arrays(exe(*map(np.asarray, args))), arrays(reference(*args))
-        assert len(found) == len(wanted)
-        for have, want in zip(found, wanted, strict=True):
+        actual, expected = arrays(exe(*map(np.asarray, args))), arrays(reference(*args))
+        assert len(actual) == len(expected)
+        for have, want in zip(actual, expected, strict=True):
             assert have.dtype == want.dtype and have.shape == want.shape
             np.testing.assert_allclose(have, want, rtol=2e-4, atol=1e-5)
 
@@ -248,17 +248,17 @@ def version_1() -> tuple[Model, Callable[..., list[Array]]]:
             n = v1.placeholder(tf.int32, [None], name="n")
             weight, bias = tf.constant(floats(9, 4)), tf.constant(floats(4))
             rows = v1.TensorArray(tf.float32, 6).unstack(tf.transpose(x, [1, 0, 2]))
-            made = v1.TensorArray(tf.float32, 6, element_shape=[None, 4])
+            output = v1.TensorArray(tf.float32, 6, element_shape=[None, 4])
 
-            def body(t: Model, state: Model, made: Model) -> Model:
+            def body(t: Model, state: Model, output: Model) -> Model:
                 both = tf.concat([rows.read(t), state], 1)
                 new = tf.tanh(tf.matmul(both, weight) + bias)
                 new = tf.where(tf.expand_dims(t < n, 1), new, state)
-                return t + 1, new, made.write(t, new)
+                return t + 1, new, output.write(t, new)
 
-            start = tf.constant(0), tf.zeros([tf.shape(x)[0], 4]), made
-            _, last, made = v1.while_loop(lambda t, *rest: t < 6, body, start)
-            tf.transpose(made.stack(), [1, 0, 2], name="every")
+            start = tf.constant(0), tf.zeros([tf.shape(x)[0], 4]), output
+            _, last, output = v1.while_loop(lambda t, *rest: t < 6, body, start)
+            tf.transpose(output.stack(), [1, 0, 2], name="every")
             inner = v1.cond(tf.reduce_max(x) > -5, lambda: tf.constant(1.0),
                             lambda: tf.reduce_min(x))  # fmt: skip
             chosen = v1.cond(tf.reduce_sum(x) > 0, lambda: last * 2, lambda: last - inner)
@@ -269,8 +269,8 @@ def version_1() -> tuple[Model, Callable[..., list[Array]]]:
     session = v1.Session(graph=graph)
 
     def run(x: Array, n: Array) -> list[Array]:
-        found: list[Array] = session.run(["every:0", "chosen:0"], {"x:0": x, "n:0": n})
-        return found
+        result: list[Array] = session.run(["every:0", "chosen:0"], {"x:0": x, "n:0": n})
+        return result
 
     return graph.as_graph_def(), run
 
@@ -289,8 +289,8 @@ def test_control_flow_of_version_1(tmp_path: Path) -> None:
         graph, outputs=["chosen"], convert_config=forms
     )
     assert not params
-    found = ekiden.compile(module)(*runs[1])
-    np.testing.assert_allclose(found.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
+    result = ekiden.compile(module)(*runs[1])
+    np.testing.assert_allclose(result.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
 
 
 def test_a_loop_at_the_end_gives_all_its_variables() -> None:
@@ -306,8 +306,8 @@ def test_a_loop_at_the_end_gives_all_its_variables() -> None:
         if enabled:
             v1.enable_control_flow_v2()
     module, _ = relay.frontend.from_tensorflow(graph.as_graph_def())
-    found = relay.create_executor("vm", module).evaluate()()
-    assert [int(each.numpy()) for each in found] == [5, 2 * 4 * 5 * 7 * 10, 14]
+    result = relay.create_executor("vm", module).evaluate()()
+    assert [int(item.numpy()) for item in result] == [5, 2 * 4 * 5 * 7 * 10, 14]
 
 
 # Keras and SavedModels.
@@ -399,8 +399,8 @@ def test_bucketize_matches_tensorflow() -> None:
 @pytest.mark.parametrize("weights", [(), (0.5, 1, 2, 4)])
 def test_bincount_matches_tensorflow(weights: tuple[float, ...]) -> None:
     def function(x: Model) -> Model:
-        given = tf.constant(weights, tf.float32)
-        return tf.raw_ops.DenseBincount(input=x, size=3, weights=given, binary_output=False)
+        argument = tf.constant(weights, tf.float32)
+        return tf.raw_ops.DenseBincount(input=x, size=3, weights=argument, binary_output=False)
 
     concrete = tf.function(function).get_concrete_function(tf.TensorSpec([4], tf.int32))
     agree(ekiden.compile(concrete), function, (np.array([2, 0, 2, 7], np.int32),))

@@ -91,13 +91,13 @@ def test_sparse_shapes_and_empty_rows() -> None:
     shape = ints(4, 4, dtype="int64")
 
     def reshaped(values: Any) -> Any:  # noqa: ANN401
-        made = tf.sparse.reshape(tf.sparse.SparseTensor(PLACES, values, shape), [2, -1])
-        return made.indices, made.values, made.dense_shape
+        result = tf.sparse.reshape(tf.sparse.SparseTensor(PLACES, values, shape), [2, -1])
+        return result.indices, result.values, result.dense_shape
 
     def filled(values: Any) -> Any:  # noqa: ANN401
         sparse = tf.sparse.SparseTensor(PLACES, values, shape)
-        made, empty = tf.sparse.fill_empty_rows(sparse, 9.0)
-        return made.indices, made.values, empty
+        result, empty = tf.sparse.fill_empty_rows(sparse, 9.0)
+        return result.indices, result.values, empty
 
     check(reshaped, floats(3))
     check(filled, floats(3))
@@ -182,12 +182,12 @@ def test_broken_graphs_are_errors_of_ours() -> None:
     graph = tf.function(function).get_concrete_function(spec).graph.as_graph_def()
     data, rng = graph.SerializeToString(), np.random.default_rng(4)
     for _ in range(600):
-        changed, made = bytearray(data), tf.compat.v1.GraphDef()
+        changed, result = bytearray(data), tf.compat.v1.GraphDef()
         for at in rng.integers(0, len(data), rng.integers(1, 4)):
             changed[at] = rng.choice([0, 1, 2, 3, 5, 127, 128, 255, rng.integers(256)])
         try:
-            made.ParseFromString(bytes(changed))
+            result.ParseFromString(bytes(changed))
         except Exception:
             continue
         with contextlib.suppress(EkidenError):
-            import_tensorflow(made)
+            import_tensorflow(result)

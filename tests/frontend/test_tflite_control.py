@@ -24,8 +24,8 @@ def floats(*shape: int) -> Array:
 
 
 def run(exe: Any, *inputs: Array) -> list[Array]:  # noqa: ANN401
-    made = exe(*inputs)
-    return [r.numpy() for r in (made if isinstance(made, (tuple, list)) else [made])]
+    result = exe(*inputs)
+    return [r.numpy() for r in (result if isinstance(result, (tuple, list)) else [result])]
 
 
 def unary(code: str, shape: tuple[int, ...] = (2, 3)) -> Part:
@@ -38,9 +38,9 @@ def test_if_takes_the_branch_of_the_data() -> None:
     data = model(tensors, [Op("IF", [0, 1], [2], table)], [0, 1], [2],
                  more=[unary("EXP"), unary("NEG")])  # fmt: skip
     x, exe = floats(2, 3), ekiden.compile(data)
-    for each in (True, False):
-        (wanted,) = litert(data, np.array(each), x)
-        np.testing.assert_allclose(run(exe, np.array(each), x)[0], wanted, rtol=1e-6)
+    for item in (True, False):
+        (expected,) = litert(data, np.array(item), x)
+        np.testing.assert_allclose(run(exe, np.array(item), x)[0], expected, rtol=1e-6)
 
 
 def counting(limit: int) -> list[Part]:
@@ -118,17 +118,17 @@ def test_variables_are_kept_between_runs_and_in_artifacts(tmp_path: Path) -> Non
     data = accumulating(np.array([1, 2, 3, 4], np.float32))
     steps = [floats(4) for _ in range(3)]
     exe = ekiden.compile(data)
-    found = [run(exe, x)[0] for x in steps]
-    for have, (want,) in zip(found, litert_runs(data, [[s] for s in steps]), strict=True):
+    result = [run(exe, x)[0] for x in steps]
+    for have, (want,) in zip(result, litert_runs(data, [[s] for s in steps]), strict=True):
         np.testing.assert_array_equal(have, want)
     assert list(exe.state) == ["total"]
-    np.testing.assert_array_equal(exe.state["total"].numpy(), found[-1])
+    np.testing.assert_array_equal(exe.state["total"].numpy(), result[-1])
     exe.reset_state()
-    np.testing.assert_array_equal(run(exe, steps[0])[0], found[0])
+    np.testing.assert_array_equal(run(exe, steps[0])[0], result[0])
     path = tmp_path / "model.eki"
     exe.save(str(path))
     again = ekiden.load(str(path))
-    np.testing.assert_array_equal(run(again, steps[0])[0], found[0])
+    np.testing.assert_array_equal(run(again, steps[0])[0], result[0])
 
 
 def test_a_variable_without_a_first_value_is_refused() -> None:
@@ -156,11 +156,11 @@ def test_a_variable_takes_no_value_whose_rank_depends_on_the_branch() -> None:
     reads = [*chosen, Op("READ_VARIABLE", [2], [5]), add]
     data, x = model(tensors, reads, [0, 1], [4], more=more), floats(4)
     exe = ekiden.compile(data)
-    for each in (True, False):
-        (wanted,) = litert(data, np.array(each), x)
-        (result,) = run(exe, np.array(each), x)
-        assert result.shape == wanted.shape
-        np.testing.assert_allclose(result, wanted, rtol=1e-6)
+    for item in (True, False):
+        (expected,) = litert(data, np.array(item), x)
+        (result,) = run(exe, np.array(item), x)
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_a_branch_assigns_a_variable() -> None:
@@ -189,8 +189,8 @@ def test_a_branch_assigns_a_variable() -> None:
     steps = [-np.ones(4, np.float32), floats(4) + 9, -2 * np.ones(4, np.float32)]
     exe = ekiden.compile(data)
     for x, want in zip(steps, litert_runs(data, [[s] for s in steps]), strict=True):
-        for have, each in zip(run(exe, x), want, strict=True):
-            np.testing.assert_allclose(have, each, rtol=1e-6)
+        for have, item in zip(run(exe, x), want, strict=True):
+            np.testing.assert_allclose(have, item, rtol=1e-6)
 
 
 @alike(4)
@@ -214,10 +214,10 @@ def test_detection_postprocess_matches_litert(regular: bool, background: int, bo
     ops = [Op(code, [0, 1, 2], [3, 4, 5, 6], custom=bytes(options))]
     data = model(tensors, ops, [0, 1], [3, 4, 5, 6])
     args = floats(1, boxes, 4), RNG.random((1, boxes, classes + background)).astype(np.float32)
-    found = run(ekiden.compile(data), *args)
-    wanted = litert(data, *args)
-    count = int(wanted[3][0])
-    np.testing.assert_array_equal(found[3], wanted[3])
-    for have, want in zip(found[:3], wanted[:3], strict=True):  # LiteRT leaves the rest unset
+    actual = run(ekiden.compile(data), *args)
+    expected = litert(data, *args)
+    count = int(expected[3][0])
+    np.testing.assert_array_equal(actual[3], expected[3])
+    for have, want in zip(actual[:3], expected[:3], strict=True):  # LiteRT leaves the rest unset
         np.testing.assert_allclose(have[:, :count], want[:, :count], rtol=1e-5, atol=1e-6)
         assert not have[:, count:].any()

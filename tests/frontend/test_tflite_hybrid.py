@@ -34,9 +34,9 @@ def graph(code: str, ins: list[Spec], shape: tuple[int, ...], table: tuple[str, 
 
 
 def check(data: bytes, x: Array) -> None:
-    (wanted,) = litert(data, x)
-    found = ekiden.compile(data)(x).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    (expected,) = litert(data, x)
+    actual = ekiden.compile(data)(x).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 def quantized(x: Array, asymmetric: bool) -> Array:
@@ -59,9 +59,9 @@ def test_hybrid_product_quantizes_each_row(asymmetric: bool) -> None:
     data = graph("FULLY_CONNECTED", [Spec((4, 33)), weight, bias], (4, 6), table)
     assert weight.data is not None and bias.data is not None
     real = weight.data * np.array(weight.scale)[:, None]
-    wanted = np.stack([quantized(row, asymmetric) for row in x]) @ real.T + bias.data
-    found = ekiden.compile(data)(x).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    expected = np.stack([quantized(row, asymmetric) for row in x]) @ real.T + bias.data
+    actual = ekiden.compile(data)(x).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @share(4)
@@ -105,11 +105,11 @@ def test_hybrid_convolution_quantizes_each_image(code: str) -> None:
     x = (floats(2, 6, 7, 5) + 0.5) * np.float32([1, 1e-2]).reshape(2, 1, 1, 1)
     levels = np.stack([quantized(image, True) for image in x]).astype(np.float32)
     bias = Spec(data=floats(5))
-    found, wanted = (
-        ekiden.compile(graph(code, [Spec(x.shape), w, bias], x.shape, table))(given).numpy()
-        for w, given in ((weight, x), (real, levels))
+    actual, expected = (
+        ekiden.compile(graph(code, [Spec(x.shape), w, bias], x.shape, table))(argument).numpy()
+        for w, argument in ((weight, x), (real, levels))
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -144,24 +144,24 @@ def runs_agree(
     """Two runs of a layer, the second of which begins with what the first one kept. A state nearly
     between two levels may become the other one: a level is a hundredth of what is here."""
     specs, places = [Spec(shape)], [0] + [-1] * (count - 1)
-    for at, each in (args | {k: Spec(v, is_variable=True) for k, v in states.items()}).items():
+    for at, item in (args | {k: Spec(v, is_variable=True) for k, v in states.items()}).items():
         places[at] = len(specs)
-        specs.append(each)
+        specs.append(item)
     results = list(range(len(specs), len(specs) + len(outs)))
     data = model([*specs, *outs], [Op(code, places, results, table)], [0], results)
-    exe, given = ekiden.compile(data), [[floats(*shape)] for _ in range(2)]
-    for inputs, wanted in zip(given, litert_runs(data, given), strict=True):
-        made = exe(*inputs)
-        found = [made] if len(outs) == 1 else list(made)
-        for ours, theirs in zip(found, wanted, strict=True):
-            apart = np.abs(ours.numpy() - theirs)
+    exe, arguments = ekiden.compile(data), [[floats(*shape)] for _ in range(2)]
+    for inputs, expected in zip(arguments, litert_runs(data, arguments), strict=True):
+        result = exe(*inputs)
+        actual = [result] if len(outs) == 1 else list(result)
+        for ekiden_result, reference in zip(actual, expected, strict=True):
+            apart = np.abs(ekiden_result.numpy() - reference)
             assert np.median(apart) < 1e-5 and apart.max() < 0.02
 
 
 def cell(base: int, recurrent: int, bias: int, outputs: int = UNITS) -> dict[int, Spec]:
-    made = {base + g: weights(UNITS, INPUTS, many=False) for g in range(4)}
-    made |= {recurrent + g: weights(UNITS, outputs, many=False) for g in range(4)}
-    return made | {bias + g: Spec(data=floats(UNITS)) for g in range(4)}
+    result = {base + g: weights(UNITS, INPUTS, many=False) for g in range(4)}
+    result |= {recurrent + g: weights(UNITS, outputs, many=False) for g in range(4)}
+    return result | {bias + g: Spec(data=floats(UNITS)) for g in range(4)}
 
 
 @share(2)

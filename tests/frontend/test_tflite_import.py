@@ -48,9 +48,9 @@ def run(data: bytes, *inputs: Array, **options: Options) -> list[Array]:
 
 
 def check(data: bytes, inputs: list[Array], exact: bool = False) -> None:
-    wanted, found = litert(data, *inputs), run(data, *inputs)
-    assert len(found) == len(wanted)
-    for have, want in zip(found, wanted, strict=True):
+    expected, actual = litert(data, *inputs), run(data, *inputs)
+    assert len(actual) == len(expected)
+    for have, want in zip(actual, expected, strict=True):
         assert have.dtype == want.dtype and have.shape == want.shape
         if exact:
             np.testing.assert_array_equal(have, want)

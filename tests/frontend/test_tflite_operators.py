@@ -51,9 +51,9 @@ def run(data: bytes, *inputs: Array) -> list[Array]:
     return [r.numpy() for r in (made if isinstance(made, (tuple, list)) else [made])]
 
 
-def agree(found: list[Array], wanted: list[Array]) -> None:
-    assert len(found) == len(wanted)
-    for have, want in zip(found, wanted, strict=True):
+def agree(actual: list[Array], wanted: list[Array]) -> None:
+    assert len(actual) == len(wanted)
+    for have, want in zip(actual, wanted, strict=True):
         assert have.dtype == want.dtype and have.shape == want.shape
         exact = have.dtype.kind != "f"
         np.testing.assert_allclose(have, want, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
@@ -237,11 +237,11 @@ BARE: dict[str, tuple[str, list[Array], Array, Any]] = {
 
 @pytest.mark.parametrize("name", BARE)
 def test_stablehlo_without_kernels(name: str) -> None:
-    word, args, wanted, table = BARE[name]
+    word, args, expected, table = BARE[name]
     args = [np.asarray(a) for a in args]
-    out = Spec(wanted.shape, str(wanted.dtype))
+    out = Spec(expected.shape, str(expected.dtype))
     data, inputs = built(f"STABLEHLO_{word}", args, [out], table)
-    agree(run(data, *inputs), [np.ascontiguousarray(wanted)])
+    agree(run(data, *inputs), [np.ascontiguousarray(expected)])
 
 
 def test_reductions_and_orders_of_stablehlo() -> None:
@@ -277,8 +277,8 @@ def test_multinomial_follows_its_weights() -> None:
     logits = np.log(np.array([[0.2, 0.8]], np.float32))
     data, inputs = built("MULTINOMIAL", [logits, scalar(2000)], [Spec((1, 2000), "int32")],
                          ("RandomOptions", {"Seed": 1}), (1,))  # fmt: skip
-    (found,) = run(data, *inputs)
-    assert set(np.unique(found)) == {0, 1} and abs(found.mean() - 0.8) < 0.05
+    (result,) = run(data, *inputs)
+    assert set(np.unique(result)) == {0, 1} and abs(result.mean() - 0.8) < 0.05
 
 
 # Layers that keep a state.
@@ -306,9 +306,12 @@ def layered(
 def same_each_run(data: bytes, shape: tuple[int, ...]) -> None:
     """Two runs, the second of which begins with what the first one kept."""
     exe, steps = ekiden.compile(data), [[floats(*shape)] for _ in range(2)]
-    for inputs, wanted in zip(steps, litert_runs(data, steps), strict=True):
-        made = exe(*inputs)
-        agree([r.numpy() for r in (made if isinstance(made, (tuple, list)) else [made])], wanted)
+    for inputs, expected in zip(steps, litert_runs(data, steps), strict=True):
+        result = exe(*inputs)
+        agree(
+            [r.numpy() for r in (result if isinstance(result, (tuple, list)) else [result])],
+            expected,
+        )
 
 
 def test_single_step_rnn_matches_reference() -> None:
@@ -460,8 +463,8 @@ def test_a_shape_that_is_data_may_leave_one_extent_open() -> None:
     data = model([Spec((2, 6)), Spec((2,), "int32"), Spec((-1, -1))], ops, [0, 1], [2])
     exe, x = ekiden.compile(data), floats(2, 6)
     for shape in ((3, 4), (-1, 2), (4, -1)):
-        found = exe(x, np.array(shape, np.int32)).numpy()
-        np.testing.assert_array_equal(found, x.reshape(shape))
+        result = exe(x, np.array(shape, np.int32)).numpy()
+        np.testing.assert_array_equal(result, x.reshape(shape))
     with pytest.raises(EkidenError, match="reshape"):
         exe(x, np.array([-1, 5], np.int32))
 

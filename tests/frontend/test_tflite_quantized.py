@@ -43,10 +43,10 @@ def check(code: str, ins: list[Spec], out: Spec, table: Table, inputs: list[Arra
     free = [i for i, s in enumerate(ins) if s.data is None]
     ops = [Op(code, range(len(ins)), [len(ins)], table)]
     data = model([*ins, out], ops, free, [len(ins)])
-    (wanted,) = litert(data, *inputs)
-    found = ekiden.compile(data)(*inputs).numpy()
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted)
+    (expected,) = litert(data, *inputs)
+    actual = ekiden.compile(data)(*inputs).numpy()
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
 
 
 @share(6)
@@ -135,12 +135,12 @@ def test_quantized_division_matches_litert_on_all_levels(dtype: str, activation:
     below = below[below != ins[1].point[0]]  # LiteRT has no quotient by 0
     table = ("DivOptions", {"FusedActivationFunction": activation})
     data = model([*ins, out], [Op("DIV", [0, 1], [2], table)], [0, 1], [2])
-    (wanted,) = litert(data, above, below)
+    (expected,) = litert(data, above, below)
     real = 0.3 * (above - float(ins[0].point[0])) / (0.05 * (below - float(ins[1].point[0])))
     tiny = abs(real) < 0.5  # where LiteRT shifts by more than 31 bits, which C does not define
     zero = np.array(out.point[0], dtype)
     np.testing.assert_array_equal(
-        ekiden.compile(data)(above, below).numpy(), np.where(tiny, zero, wanted)
+        ekiden.compile(data)(above, below).numpy(), np.where(tiny, zero, expected)
     )
 
 
@@ -149,8 +149,8 @@ def test_quantized_division_by_zero_saturates(dtype: str) -> None:
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     ins = [spec((3,), dtype, 0.1, 5), spec((3,), dtype, 0.1, 7)]
     data = model([*ins, spec((3,), dtype, 0.1, 9)], [Op("DIV", [0, 1], [2])], [0, 1], [2])
-    found = ekiden.compile(data)(np.array([4, 5, 6], dtype), np.array([7, 7, 7], dtype))
-    np.testing.assert_array_equal(found.numpy(), [low, 9, high])
+    result = ekiden.compile(data)(np.array([4, 5, 6], dtype), np.array([7, 7, 7], dtype))
+    np.testing.assert_array_equal(result.numpy(), [low, 9, high])
 
 
 @share(3)
@@ -230,22 +230,22 @@ def test_sum_of_bytes(scale: float, point: int) -> None:
     table = ("ReducerOptions", {"KeepDims": False})
     out, data = spec((4, 600), "uint8", scale, point), numbers("uint8", 4, 5, 600)
     op = [Op("SUM", [0, 1], [2], table)]
-    (wanted,) = litert(model([*ins, out], op, [0], [2]), data)
+    (expected,) = litert(model([*ins, out], op, [0], [2]), data)
     np.testing.assert_array_equal(
-        ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy(), wanted
+        ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy(), expected
     )
     # LiteRT 2.3's reference kernel reads int8 as if it were uint8: the same numbers stand in
     ins[0], out = spec((4, 5, 600), "int8", 0.05, 3), spec((4, 600), "int8", scale, point - 128)
     made = ekiden.compile(model([*ins, out], op, [0], [2]))((data ^ 128).view(np.int8))
-    np.testing.assert_array_equal(made.numpy(), (wanted ^ 128).view(np.int8))
+    np.testing.assert_array_equal(made.numpy(), (expected ^ 128).view(np.int8))
 
 
 def test_sum_of_int16() -> None:
     ins = [spec((3, 8, 5), "int16", 0.25, 0), Spec(data=np.array([1], np.int32))]
     out, data = spec((3, 5), "int16", 0.5, 0), RNG.integers(-999, 999, (3, 8, 5)).astype(np.int16)
     op = [Op("SUM", [0, 1], [2], ("ReducerOptions", {"KeepDims": False}))]
-    found = ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy()
-    np.testing.assert_array_equal(found, (data.sum(1) + 1) // 2)  # a half goes up
+    result = ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy()
+    np.testing.assert_array_equal(result, (data.sum(1) + 1) // 2)  # a half goes up
 
 
 @share(4)
@@ -259,13 +259,11 @@ def test_quantized_reduce_prod_matches_litert(
     shape, gone = (4, 3, 60), [a % 3 for a in axes]
     left = [1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone]
     points = (0, 0) if dtype == "int16" else (3, 5)
-    first, last = (each for each in zip(scales, points, strict=True))
+    first, last = (item for item in zip(scales, points, strict=True))
     ins = [spec(shape, dtype, *first), Spec(data=np.array(axes, np.int32))]
     table = ("ReducerOptions", {"KeepDims": keep})
-    given = np.clip(
-        numbers(dtype, *shape), -300, 300
-    )  # of int16: products that are not all clipped
-    check("REDUCE_PROD", ins, spec(left, dtype, *last), table, [given])
+    data = np.clip(numbers(dtype, *shape), -300, 300)  # of int16: products that are not all clipped
+    check("REDUCE_PROD", ins, spec(left, dtype, *last), table, [data])
 
 
 def test_a_product_of_uint8_is_refused() -> None:
@@ -307,11 +305,11 @@ def test_quantized_rsqrt_matches_litert(scale: float) -> None:
 
 
 def weights(dtype: str, shape: tuple[int, ...], scales: int, axis: int) -> tuple[Spec, list[float]]:
-    found = [float(s) for s in RNG.uniform(0.001, 0.04, scales)]
+    result = [float(s) for s in RNG.uniform(0.001, 0.04, scales)]
     least = -127 if dtype == "int8" else 0
     data = RNG.integers(least, 128 if dtype == "int8" else 256, shape).astype(dtype)
     point = [0 if dtype == "int8" else 130] * scales
-    return Spec(data=data, scale=found, point=point, axis=axis), found
+    return Spec(data=data, scale=result, point=point, axis=axis), result
 
 
 KINDS = [("int8", 1), ("int8", 6), ("uint8", 1)]
@@ -326,9 +324,9 @@ def test_quantized_convolutions_match_litert(
     code: str, dtype: str, scales: int, activation: int
 ) -> None:
     is_deep = code.startswith("D")
-    weight, each = weights(dtype, (1, 3, 3, 6) if is_deep else (6, 3, 3, 6), scales, 3 * is_deep)
+    weight, item = weights(dtype, (1, 3, 3, 6) if is_deep else (6, 3, 3, 6), scales, 3 * is_deep)
     bias = Spec(data=RNG.integers(-9000, 9000, 6).astype(np.int32),
-                scale=[0.047 * s for s in each], point=[0] * scales)  # fmt: skip
+                scale=[0.047 * s for s in item], point=[0] * scales)  # fmt: skip
     fields = {"Padding": 0, "StrideH": 2, "StrideW": 2, "FusedActivationFunction": activation,
               "DilationHFactor": 1, "DilationWFactor": 1}  # fmt: skip
     fields |= {"DepthMultiplier": 1} if is_deep else {}
@@ -339,9 +337,9 @@ def test_quantized_convolutions_match_litert(
 
 @pytest.mark.parametrize("dtype,scales", KINDS)
 def test_quantized_transposed_convolution_matches_litert(dtype: str, scales: int) -> None:
-    weight, each = weights(dtype, (6, 3, 3, 6), scales, 0)
+    weight, item = weights(dtype, (6, 3, 3, 6), scales, 0)
     bias = Spec(data=RNG.integers(-9000, 9000, 6).astype(np.int32),
-                scale=[0.047 * s for s in each], point=[0] * scales)  # fmt: skip
+                scale=[0.047 * s for s in item], point=[0] * scales)  # fmt: skip
     shape = Spec(data=np.array([2, 40, 40, 6], np.int32))
     ins = [shape, weight, spec((2, 20, 20, 6), dtype, 0.047), bias]
     table = ("TransposeConvOptions", {"Padding": 0, "StrideH": 2, "StrideW": 2})

@@ -38,9 +38,9 @@ def runs_agree(
 ) -> None:  # fmt: skip
     """Three runs, each of which begins with what the one before kept. Input 0 is the data."""
     specs, places = [], [-1] * count
-    for at, each in args.items():
+    for at, arg in args.items():
         places[at] = len(specs)
-        specs.append(each)
+        specs.append(arg)
     inside = list(range(len(specs), len(specs) + len(between or [])))
     specs += between or []
     results = list(range(len(specs), len(specs) + len(outs)))
@@ -48,12 +48,12 @@ def runs_agree(
     free = [i for i, s in enumerate(specs) if s.data is None and not s.is_variable]
     free = [i for i in free if i not in inside]
     data = model([*specs, *outs], [op], free, results)
-    given = [[numbers(specs[i].dtype, *specs[i].shape) for i in free] for _ in range(3)]
+    arguments = [[numbers(specs[i].dtype, *specs[i].shape) for i in free] for _ in range(3)]
     exe = ekiden.compile(data)
-    for inputs, wanted in zip(given, litert_runs(data, given), strict=True):
-        made = exe(*inputs)
-        for ours, theirs in zip([made] if len(outs) == 1 else made, wanted, strict=True):
-            np.testing.assert_array_equal(ours.numpy(), theirs)
+    for inputs, expected in zip(arguments, litert_runs(data, arguments), strict=True):
+        result = exe(*inputs)
+        for actual, reference in zip([result] if len(outs) == 1 else result, expected, strict=True):
+            np.testing.assert_array_equal(actual.numpy(), reference)
 
 
 # LSTM.
@@ -169,9 +169,9 @@ def test_fixed_point_functions_are_accurate(bits: int, near: float) -> None:
         real = np.linspace(-(1 << whole), (1 << whole), 4001)[1:-1]
         data = np.round(real * (1 << (bits - whole))).astype(np.int64)
         real = data / (1 << (bits - whole))
-        found = [f(data, whole) / one for f in (fixed.sigmoid, fixed.tanh)]
-        np.testing.assert_allclose(found[0], 1 / (1 + np.exp(-real)), atol=near)
-        np.testing.assert_allclose(found[1], np.tanh(real), atol=near)
+        result = [f(data, whole) / one for f in (fixed.sigmoid, fixed.tanh)]
+        np.testing.assert_allclose(result[0], 1 / (1 + np.exp(-real)), atol=near)
+        np.testing.assert_allclose(result[1], np.tanh(real), atol=near)
 
 
 def refused(change: Any, message: str, code: str = "UNIDIRECTIONAL_SEQUENCE_LSTM") -> None:  # noqa: ANN401

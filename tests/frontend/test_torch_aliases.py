@@ -28,7 +28,7 @@ def fresh() -> Iterator[None]:
 @sizes("count", 12, 10_000)
 def test_random_programs_share_memory_as_eager_does(count: int) -> None:
     finds = {number: check(2, number) for number in range(count)}
-    assert not {number: found for number, found in finds.items() if found}
+    assert not {number: find for number, find in finds.items() if find}
 
 
 @pytest.mark.parametrize("number", [609, 1693])
@@ -99,9 +99,9 @@ def test_strides_of_results_are_those_of_eager() -> None:
 
 
 def _swap(a: torch.Tensor, b: torch.Tensor) -> None:
-    kept = a.clone()
+    snapshot = a.clone()
     a.copy_(b)
-    b.copy_(kept)
+    b.copy_(snapshot)
 
 
 def _shift(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -112,10 +112,10 @@ def _shift(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [_swap, _shift])
 def test_what_is_copied_and_written_keeps_its_values(function: Function) -> None:
-    ours, theirs = ([torch.zeros(1, 2), torch.ones(1, 2)] for _ in range(2))
-    torch.compile(function, backend="ekiden")(*ours)
-    function(*theirs)
-    torch.testing.assert_close(ours, theirs)
+    result, reference = ([torch.zeros(1, 2), torch.ones(1, 2)] for _ in range(2))
+    torch.compile(function, backend="ekiden")(*result)
+    function(*reference)
+    torch.testing.assert_close(result, reference)
 
 
 def test_writes_into_saved_tensors_are_noticed() -> None:
@@ -156,8 +156,8 @@ def test_results_of_executables_have_memory_of_their_own(executor: str) -> None:
     x = np.ones(3, np.float32)
     for run in range(2):
         results = [result.numpy() for result in exe(x)]
-        wanted = [2 + run, 1, 1, 2 + run, 1]
-        assert [float(result.flat[0]) for result in results] == wanted
+        expected = [2 + run, 1, 1, 2 + run, 1]
+        assert [float(result.flat[0]) for result in results] == expected
         for result in results:
             result[...] = 50
         assert x.tolist() == [1, 1, 1]

@@ -32,10 +32,10 @@ def check(module: nn.Module, *args: torch.Tensor) -> None:
     """Compiled, it gives what PyTorch gives."""
     module.eval()
     with torch.no_grad():
-        wanted = torch.utils._pytree.tree_leaves(module(*args))
-        found = torch.utils._pytree.tree_leaves(ekiden.compile(module, args)(*args))
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
+        expected = torch.utils._pytree.tree_leaves(module(*args))
+        actual = torch.utils._pytree.tree_leaves(ekiden.compile(module, args)(*args))
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(torch.from_dlpack(a), b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -176,6 +176,6 @@ def test_an_exported_program_by_tvms_name() -> None:
     torch.manual_seed(0)
     module, x = nn.Linear(8, 48).eval(), torch.randn(5, 2, 8)
     program = torch.export.export(module, (x,))
-    made, params = relay.frontend.from_pytorch(program, [("x", (5, 2, 8))])
-    exe = ekiden.compile(relay.build_module.bind_params_in_module(made, params))
+    result, params = relay.frontend.from_pytorch(program, [("x", (5, 2, 8))])
+    exe = ekiden.compile(relay.build_module.bind_params_in_module(result, params))
     torch.testing.assert_close(torch.from_dlpack(exe(x)), module(x), rtol=1e-5, atol=1e-5)

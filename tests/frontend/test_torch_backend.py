@@ -35,17 +35,17 @@ class Small(nn.Module):
         self.inner = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.inner(x)
-        assert isinstance(found, torch.Tensor)
-        return found.softmax(-1)
+        result = self.inner(x)
+        assert isinstance(result, torch.Tensor)
+        return result.softmax(-1)
 
 
 def test_the_backend_is_found_by_its_name() -> None:
     assert "ekiden" in torch._dynamo.list_backends(exclude_tags=())
     model, x = Small().eval(), torch.randn(4, 6)
     with torch.no_grad():
-        found = torch.compile(model, backend="ekiden")(x)
-        torch.testing.assert_close(found, model(x))
+        result = torch.compile(model, backend="ekiden")(x)
+        torch.testing.assert_close(result, model(x))
     assert backend.counters == {"compiled": 1}
 
 
@@ -117,12 +117,12 @@ def test_changed_weights_trigger_recompilation() -> None:
 
 
 def test_training_compiles_forward_and_backward_graphs() -> None:
-    ours, theirs, x = Small(), Small(), torch.randn(4, 6)
-    theirs.load_state_dict(ours.state_dict())
-    compiled = torch.compile(ours, backend="ekiden")
-    for model in (compiled, theirs):
+    result, reference, x = Small(), Small(), torch.randn(4, 6)
+    reference.load_state_dict(result.state_dict())
+    compiled = torch.compile(result, backend="ekiden")
+    for model in (compiled, reference):
         (model(x) ** 2).sum().backward()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for a, b in zip(result.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert backend.counters == {"compiled": 2}
 
@@ -174,8 +174,8 @@ def test_gradients_of_layers(
     def gradients(call: Callable[..., list[torch.Tensor]], x: torch.Tensor) -> list[torch.Tensor]:
         x = x.clone().requires_grad_()
         total = sum((o * o).sum() for o in call(x))
-        found = torch.autograd.grad(total, [x, *WEIGHTS], allow_unused=True)
-        return [each for each in found if each is not None]
+        result = torch.autograd.grad(total, [x, *WEIGHTS], allow_unused=True)
+        return [item for item in result if item is not None]
 
     compiled = torch.compile(all_of, backend="ekiden", dynamic=True)
     for shape in shapes:
@@ -199,14 +199,14 @@ def test_flex_attention_matches_eager(size: int) -> None:
 
     def function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         mask = create_block_mask(is_seen, None, None, size, size, device="cpu")
-        found = flex_attention(q, k, k, score_mod=change, block_mask=mask, enable_gqa=True)
-        assert isinstance(found, torch.Tensor)
-        return found + flex_attention(q, q, q)
+        result = flex_attention(q, k, k, score_mod=change, block_mask=mask, enable_gqa=True)
+        assert isinstance(result, torch.Tensor)
+        return result + flex_attention(q, q, q)
 
     q, k = torch.randn(2, 4, size, 16), torch.randn(2, 2, size, 16)
     with torch.no_grad():
-        found = torch.compile(function, backend="ekiden")(q, k)
-        torch.testing.assert_close(found, function(q, k), rtol=1e-4, atol=1e-4)
+        result = torch.compile(function, backend="ekiden")(q, k)
+        torch.testing.assert_close(result, function(q, k), rtol=1e-4, atol=1e-4)
     assert not backend.counters["eager"]
 
 
@@ -219,8 +219,8 @@ def test_grouped_query_attention_matches_eager() -> None:
         return attention(q, k, k.sin(), is_causal=True, enable_gqa=True)
 
     with torch.no_grad():
-        found = torch.compile(function, backend="ekiden")(q, k)
-        torch.testing.assert_close(found, function(q, k), rtol=1e-5, atol=1e-6)
+        result = torch.compile(function, backend="ekiden")(q, k)
+        torch.testing.assert_close(result, function(q, k), rtol=1e-5, atol=1e-6)
     assert not backend.counters["eager"]
 
 
@@ -323,11 +323,11 @@ def test_random_numbers_are_pytorchs_own() -> None:
         for count in (5, 3, 8):
             x = torch.randn(count, 4)
             torch.manual_seed(count)
-            wanted = function(x)
+            expected = function(x)
             torch.manual_seed(count)
-            found = compiled(x)
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-            assert not torch.equal(compiled(x)[0], found[0])
+            actual = compiled(x)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+            assert not torch.equal(compiled(x)[0], actual[0])
     assert backend.counters == {"compiled": 1}
 
 
@@ -337,9 +337,9 @@ def test_bernoulli_with_scalar_probability_is_drawn_by_pytorch() -> None:
 
     compiled, x = torch.compile(function, backend="ekiden"), torch.ones(64, 2)
     torch.manual_seed(3)
-    wanted = function(x)
+    expected = function(x)
     torch.manual_seed(3)
-    torch.testing.assert_close(compiled(x), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0)
     assert backend.counters == {"compiled": 1}
 
 
@@ -347,9 +347,9 @@ def test_dropout_in_training() -> None:
     model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.25), nn.ReLU())
     compiled = torch.compile(model, backend="ekiden")
     x = torch.ones(128, 6)
-    found = compiled(x)
-    found.sum().backward()
-    kept = found[:, model(x).mean(0) > 0] > 0
+    result = compiled(x)
+    result.sum().backward()
+    kept = result[:, model(x).mean(0) > 0] > 0
     assert 0.7 < kept.float().mean() < 0.8
     assert model[0].weight.grad is not None
     assert torch.isfinite(model[0].weight.grad).all()
@@ -361,8 +361,8 @@ def test_data_dependent_random_draws_are_named(caplog: pytest.LogCaptureFixture)
         return torch.multinomial(x.softmax(-1), 2)
 
     with torch.no_grad(), caplog.at_level(logging.WARNING, "ekiden.torch"):
-        found = torch.compile(function, backend="ekiden")(torch.randn(3, 5))
-    assert found.shape == (3, 2)
+        result = torch.compile(function, backend="ekiden")(torch.randn(3, 5))
+    assert result.shape == (3, 2)
     assert "aten.multinomial.default" in caplog.text
 
 
@@ -385,15 +385,15 @@ def test_ctc_loss_gradient_matches_eager(
     """Equal neighbours, targets that are empty, too long for their input (NaN, or 0 where it is
     asked for), one after the other; in double precision."""
     targets = torch.tensor(labels)
-    given = [torch.tensor(n) if is_data else n for n in lengths]
+    inputs = [torch.tensor(n) if is_data else n for n in lengths]
     x = torch.randn(9, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     x.requires_grad_()
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        return F.ctc_loss(x.log_softmax(2), targets, *given, **options)
+        return F.ctc_loss(x.log_softmax(2), targets, *inputs, **options)
 
-    wanted, found = loss(x), torch.compile(loss, backend="ekiden")(x)
-    torch.testing.assert_close(found, wanted)
-    grads = [torch.autograd.grad(made.sum(), x)[0] for made in (found, wanted)]
+    expected, actual = loss(x), torch.compile(loss, backend="ekiden")(x)
+    torch.testing.assert_close(actual, expected)
+    grads = [torch.autograd.grad(result.sum(), x)[0] for result in (actual, expected)]
     torch.testing.assert_close(*grads, equal_nan=True, rtol=1e-10, atol=1e-12)
     assert not backend.counters["eager"], "both graphs are compiled"

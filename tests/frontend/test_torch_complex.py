@@ -33,8 +33,8 @@ def z(a: Tensor, b: Tensor) -> Tensor:
 
 def there_and_back(x: Tensor) -> Tensor:
     window = torch.hann_window(16)
-    found = torch.stft(x, 16, hop_length=8, window=window, return_complex=True)
-    return torch.istft(found * 2, 16, hop_length=8, window=window)
+    result = torch.stft(x, 16, hop_length=8, window=window, return_complex=True)
+    return torch.istft(result * 2, 16, hop_length=8, window=window)
 
 
 def spectral(x: Tensor, weight: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def spectral(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def arithmetic(a: Tensor, b: Tensor) -> Tensor:
-    found = (z(a, b) / z(b + 3, a) + 2j) * z(a, a).conj() - z(a, b) ** 3 + z(a, b).exp()
-    return torch.view_as_real(found + z(a, b).sqrt() + z(b, a).log() + a + 1.5)
+    result = (z(a, b) / z(b + 3, a) + 2j) * z(a, a).conj() - z(a, b) ** 3 + z(a, b).exp()
+    return torch.view_as_real(result + z(a, b).sqrt() + z(b, a).log() + a + 1.5)
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -86,20 +86,20 @@ def test_complex_operators_match_pytorch(name: str) -> None:
     function, shapes = CASES[name]
     args = tuple(draw(*shape) for shape in shapes)
     expected = function(*args).numpy()
-    found = ekiden.compile(Of(function), args)(*args).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    actual = ekiden.compile(Of(function), args)(*args).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def test_angles_and_signs_of_real_numbers() -> None:
     x = torch.tensor([-2.0, 0.0, 3.0])
-    found = ekiden.compile(Of(lambda a: torch.angle(a) + torch.sgn(a)), (x,))(x).numpy()
-    np.testing.assert_allclose(found, (torch.angle(x) + torch.sgn(x)).numpy(), rtol=1e-6)
+    result = ekiden.compile(Of(lambda a: torch.angle(a) + torch.sgn(a)), (x,))(x).numpy()
+    np.testing.assert_allclose(result, (torch.angle(x) + torch.sgn(x)).numpy(), rtol=1e-6)
 
 
 def test_double_precision_is_kept() -> None:
     x = draw(2, 2048).double()
-    found = ekiden.compile(Of(lambda a: torch.fft.fft(a).imag), (x,))(x).numpy()
-    np.testing.assert_allclose(found, torch.fft.fft(x).imag.numpy(), atol=1e-11)
+    result = ekiden.compile(Of(lambda a: torch.fft.fft(a).imag), (x,))(x).numpy()
+    np.testing.assert_allclose(result, torch.fft.fft(x).imag.numpy(), atol=1e-11)
 
 
 def test_fft_of_any_length_matches_pytorch() -> None:
@@ -127,8 +127,8 @@ class Rotary(torch.nn.Module):
 
 def test_weights_may_be_complex() -> None:
     x, module = draw(2, 5, 3, 8), Rotary()
-    found = ekiden.compile(module, (x,))(x).numpy()
-    np.testing.assert_allclose(found, module(x).numpy(), atol=1e-6)
+    result = ekiden.compile(module, (x,))(x).numpy()
+    np.testing.assert_allclose(result, module(x).numpy(), atol=1e-6)
 
 
 def test_what_is_refused_is_named() -> None:

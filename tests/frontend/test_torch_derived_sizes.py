@@ -44,7 +44,7 @@ def test_sizes_made_of_a_symbol_are_solved_for_it(
     example = (torch.randn(3, size),)
     exe = ekiden.compile(Halves(), example, dynamic_shapes=({1: dim},))
     x = torch.randn(3, other)
-    results = [torch.utils.dlpack.from_dlpack(each) for each in exe(x)]
+    results = [torch.utils.dlpack.from_dlpack(item) for item in exe(x)]
     torch.testing.assert_close(results, list(Halves()(x)))
     with pytest.raises(InputError, match=f"'x' to be {shown.replace('*', '.')}".split(" +")[0]):
         exe(torch.randn(3, refused))
@@ -88,7 +88,7 @@ def test_inputs_of_a_trace_have_its_dtypes(data: torch.Tensor, dtype: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("made", "info", "dtype"),
+    ("result", "info", "dtype"),
     [
         (lambda: torch.jit.trace(Next(), (torch.tensor([True]),)), ((1,), "int32"), "int32"),
         (lambda: torch.jit.trace(Next(), (torch.tensor([1]),)), (1,), "int64"),
@@ -96,7 +96,7 @@ def test_inputs_of_a_trace_have_its_dtypes(data: torch.Tensor, dtype: str) -> No
     ],
 )
 def test_a_dtype_that_is_said_wins_over_the_trace(
-    made: Callable[[], object], info: tuple[object, ...], dtype: str
+    result: Callable[[], object], info: tuple[object, ...], dtype: str
 ) -> None:
-    module, _ = relay.frontend.from_pytorch(made(), [("x", info)])
+    module, _ = relay.frontend.from_pytorch(result(), [("x", info)])
     assert module["main"].params[0].checked_type.dtype == dtype

@@ -35,9 +35,9 @@ class Apply(nn.Module):
 
 
 def test_single_example_input_without_list_is_refused() -> None:
-    for given in ({"example_inputs": torch.ones(2, 4)}, {}):
+    for argument in ({"example_inputs": torch.ones(2, 4)}, {}):
         with pytest.raises(CompileError) as caught:
-            ekiden.compile(nn.Linear(4, 3), *(() if given else (torch.ones(2, 4),)), **given)
+            ekiden.compile(nn.Linear(4, 3), *(() if argument else (torch.ones(2, 4),)), **argument)
         assert str(caught.value) == (
             "compile: example_inputs: a list or a tuple of inputs expected, got one of Tensor: "
             "compile(model, (x,))"
@@ -50,10 +50,10 @@ def agree(functions: tuple[Function, ...], *args: torch.Tensor, rtol: float = 1e
     program = import_program(decompose_program(export_module(model, list(args))), "edges")
     module = relay.infer_type(program.to_module())
     with np.errstate(all="ignore"):
-        found = Interpreter(module).evaluate("main", *(a.numpy() for a in args))
-    for mine, theirs in zip(found, model(*args), strict=True):
+        result = Interpreter(module).evaluate("main", *(a.numpy() for a in args))
+    for actual, reference in zip(result, model(*args), strict=True):
         torch.testing.assert_close(
-            torch.from_numpy(np.array(mine)), theirs, rtol=rtol, atol=rtol, equal_nan=True
+            torch.from_numpy(np.array(actual)), reference, rtol=rtol, atol=rtol, equal_nan=True
         )
 
 
@@ -106,8 +106,8 @@ def test_rrelu_inference_slope_is_the_mean() -> None:
         Apply((lambda x: F.rrelu(x, 0.1, 0.3), lambda x: F.rrelu(x, 1.0, 3.0))),
         torch.ones(5),
     )
-    for mine, theirs in zip(ekiden.compile(model, (x,))(-x), model(-x), strict=True):
-        torch.testing.assert_close(torch.from_dlpack(mine), theirs)
+    for result, reference in zip(ekiden.compile(model, (x,))(-x), model(-x), strict=True):
+        torch.testing.assert_close(torch.from_dlpack(result), reference)
     with pytest.raises(UnsupportedError, match="slopes that are drawn"):
         agree((lambda x: F.rrelu(x, training=True),), torch.randn(5))
 
@@ -141,8 +141,8 @@ def test_cummax_of_symbolic_extent_matches_pytorch() -> None:
     exe = ekiden.compile(torch.export.export(Running(), (example,), dynamic_shapes=shapes))
     for size in (1, 7):
         x = torch.randn(size, 2)
-        for mine, theirs in zip(exe(x), x.cummax(0), strict=True):
-            assert torch.equal(torch.from_dlpack(mine), theirs)
+        for result, reference in zip(exe(x), x.cummax(0), strict=True):
+            assert torch.equal(torch.from_dlpack(result), reference)
 
 
 def test_places_of_maxima_are_places_of_data() -> None:
@@ -216,8 +216,8 @@ class Shifted(nn.Module):
 def test_an_element_of_a_constant_is_a_number() -> None:
     x = torch.randn(2, 5)
     program = import_program(decompose_program(export_module(Shifted(), [x])), "edges")
-    found = Interpreter(relay.infer_type(program.to_module())).evaluate("main", x.numpy())
-    np.testing.assert_allclose(found, Shifted()(x).numpy(), 1e-6)
+    result = Interpreter(relay.infer_type(program.to_module())).evaluate("main", x.numpy())
+    np.testing.assert_allclose(result, Shifted()(x).numpy(), 1e-6)
 
 
 class Attention(torch.nn.Module):
@@ -232,10 +232,12 @@ def test_queries_that_see_no_key_give_zeros(is_bool: bool) -> None:
     torch.manual_seed(4)
     x, mask = torch.randn(2, 3, 5, 8), torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
     mask[1, :, 2:4] = False  # as a batch of texts of their own lengths has
-    given = mask if is_bool else torch.where(mask, 0.0, -torch.inf)
+    argument = mask if is_bool else torch.where(mask, 0.0, -torch.inf)
     torch._dynamo.reset()
     with torch.no_grad():
-        wanted = Attention()(x, given)
-        torch.testing.assert_close(torch.compile(Attention(), backend="ekiden")(x, given), wanted)
-    found = ekiden.compile(Attention(), example_inputs=(x, given))(x, given)
-    torch.testing.assert_close(torch.from_numpy(found.numpy()), wanted)
+        expected = Attention()(x, argument)
+        torch.testing.assert_close(
+            torch.compile(Attention(), backend="ekiden")(x, argument), expected
+        )
+    actual = ekiden.compile(Attention(), example_inputs=(x, argument))(x, argument)
+    torch.testing.assert_close(torch.from_numpy(actual.numpy()), expected)

@@ -12,13 +12,13 @@ fused = pytest.importorskip("ekiden.frontend.torch.transformer_decompositions")
 
 
 def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | None]:
-    made = torch.rand(batch, heads, steps, steps) > 0.7
-    made[..., 0] = False  # a row without any key has no softmax
+    result = torch.rand(batch, heads, steps, steps) > 0.7
+    result[..., 0] = False  # a row without any key has no softmax
     return {
         "none": (None, None),
-        "pairs": (made[0, 0], 0),
-        "keys": (made[:, 0, 0], 1),
-        "whole": (made, 2),
+        "pairs": (result[0, 0], 0),
+        "keys": (result[:, 0, 0], 1),
+        "whole": (result, 2),
     }[kind]
 
 
@@ -33,7 +33,7 @@ def test_fused_encoder_layer_matches_pytorch(kind: str, activation: str, norm_fi
     ).eval()
     x, (mask, mask_type) = torch.randn(3, 7, 24), masks(kind, 3, 7, 4)
     attention = layer.self_attn
-    given = (
+    inputs = (
         x, 24, 4, attention.in_proj_weight, attention.in_proj_bias,
         attention.out_proj.weight, attention.out_proj.bias, activation == "gelu", norm_first,
         layer.norm1.eps, layer.norm1.weight, layer.norm1.bias, layer.norm2.weight,
@@ -41,9 +41,9 @@ def test_fused_encoder_layer_matches_pytorch(kind: str, activation: str, norm_fi
         layer.linear2.bias, mask, mask_type,
     )  # fmt: skip
     with torch.no_grad():
-        wanted = torch.ops.aten._transformer_encoder_layer_fwd(*given)
-        found = fused.transformer_encoder_layer(*given)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = torch.ops.aten._transformer_encoder_layer_fwd(*inputs)
+        actual = fused.transformer_encoder_layer(*inputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -51,13 +51,13 @@ def test_attention_gives_its_weights(average: bool) -> None:
     torch.manual_seed(4)
     module = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
     x = torch.randn(2, 5, 16)
-    given = (
+    inputs = (
         x, x, x, 16, 2, module.in_proj_weight, module.in_proj_bias, module.out_proj.weight,
         module.out_proj.bias, None, True, average,
     )  # fmt: skip
     with torch.no_grad():
-        wanted = torch.ops.aten._native_multi_head_attention(*given)
-        for a, b in zip(fused.multi_head_attention(*given), wanted, strict=True):
+        expected = torch.ops.aten._native_multi_head_attention(*inputs)
+        for a, b in zip(fused.multi_head_attention(*inputs), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -67,8 +67,8 @@ def test_the_fast_path_of_an_encoder_layer_is_compiled(caplog: pytest.LogCapture
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     x = torch.randn(2, 6, 16)
     with torch.no_grad(), caplog.at_level("WARNING", "ekiden"):
-        found = torch.compile(layer, backend="ekiden")(x)
-        torch.testing.assert_close(found, layer(x), rtol=1e-5, atol=1e-5)
+        result = torch.compile(layer, backend="ekiden")(x)
+        torch.testing.assert_close(result, layer(x), rtol=1e-5, atol=1e-5)
         exe = ekiden.compile(layer, (x,))
         torch.testing.assert_close(torch.from_dlpack(exe(x)), layer(x), rtol=1e-5, atol=1e-5)
     assert "eagerly" not in caplog.text

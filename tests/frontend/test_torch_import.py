@@ -35,11 +35,11 @@ class Apply(nn.Module):
         return self.function(*args)
 
 
-def agree(found: object, wanted: object) -> None:
-    ours = found if isinstance(found, tuple) else (found,)
-    theirs = wanted if isinstance(wanted, tuple) else (wanted,)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
+def agree(actual: object, wanted: object) -> None:
+    result = actual if isinstance(actual, tuple) else (actual,)
+    reference = wanted if isinstance(wanted, tuple) else (wanted,)
+    assert len(result) == len(reference)
+    for a, b in zip(result, reference, strict=True):
         torch.testing.assert_close(
             torch.from_numpy(a.numpy().copy()), b.detach(), rtol=1e-4, atol=1e-5
         )
@@ -56,9 +56,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(x)
-        found = self.attention(y, y, y, need_weights=False)[0]
-        assert isinstance(found, torch.Tensor)
-        return x + found + self.inner(x)
+        result = self.attention(y, y, y, need_weights=False)[0]
+        assert isinstance(result, torch.Tensor)
+        return x + result + self.inner(x)
 
 
 def test_one_compile_serves_all_sizes_of_a_transformer() -> None:
@@ -89,8 +89,8 @@ def test_weights_are_shared_not_copied() -> None:
     model = nn.Linear(4, 3)
     program = torch.export.export(model, (torch.randn(2, 4),))
     module = ekiden.frontend.torch.import_program(program).module
-    found = [e.data for e in post_order(module["main"].body) if isinstance(e, Constant)]  # type: ignore[attr-defined]
-    addresses = {a.__array_interface__["data"][0] for a in found}
+    result = [e.data for e in post_order(module["main"].body) if isinstance(e, Constant)]  # type: ignore[attr-defined]
+    addresses = {a.__array_interface__["data"][0] for a in result}
     assert model.weight.data_ptr() in addresses and model.bias.data_ptr() in addresses
 
 
@@ -116,8 +116,8 @@ def test_sizes_that_are_data_have_names() -> None:
 def test_dtypes_match_pytorch(dtype: torch.dtype) -> None:
     x = torch.arange(6).reshape(2, 3).to(dtype)
     exe = ekiden.compile(Apply(lambda a: (a + 1) * 2), (x,))
-    found = torch.from_dlpack(exe(x))
-    assert found.dtype == dtype and torch.equal(found, (x + 1) * 2)
+    result = torch.from_dlpack(exe(x))
+    assert result.dtype == dtype and torch.equal(result, (x + 1) * 2)
 
 
 # Control flow.
@@ -170,9 +170,9 @@ class Counting(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total += x.sum(0)
-        found = self.norm(x) + self.total
-        assert isinstance(found, torch.Tensor)
-        return found
+        result = self.norm(x) + self.total
+        assert isinstance(result, torch.Tensor)
+        return result
 
 
 def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
     assert [i.name for i in exe.inputs] == ["x"] and len(exe.outputs) == 1
     exe.save(tmp_path / "model.eki")
     loaded = ekiden.load(tmp_path / "model.eki")
-    for each in (exe, loaded):
+    for item in (exe, loaded):
         expected = Counting()
         for _ in range(3):
             x = torch.randn(4, 3)
-            agree(each(x), expected(x))
-        for name, value in each.state.items():
+            agree(item(x), expected(x))
+        for name, value in item.state.items():
             torch.testing.assert_close(
                 torch.from_numpy(value.numpy().copy()), expected.state_dict()[name]
             )
@@ -260,14 +260,14 @@ def test_a_module_without_examples_is_refused() -> None:
 
 def test_examples_and_a_target_in_places_or_by_name() -> None:
     module, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
-    wanted = module(x).detach()
-    for made in (
+    expected = module(x).detach()
+    for result in (
         ekiden.compile(module, (x,), target="llvm"),
         ekiden.compile(module, (x,), "llvm"),
         ekiden.compile(module, "llvm", example_inputs=(x,)),
         ekiden.compile(module, target="llvm", example_inputs=(x,)),
     ):
-        torch.testing.assert_close(torch.from_dlpack(made(x)), wanted)
+        torch.testing.assert_close(torch.from_dlpack(result(x)), expected)
     with pytest.raises(TypeError, match="compile: one target expected, got"):
         ekiden.compile(module, (x,), "llvm", target="llvm")
     with pytest.raises(CompileError, match="unknown kind in 'nothing'"):
@@ -362,8 +362,8 @@ class Routed(nn.Module):
         order = torch.argsort(expert, stable=True)
         counts = torch.histc(expert.float(), bins=4, min=0, max=3)
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        made = torch.nn.functional.grouped_mm(x[order], self.weights, offs=ends)
-        return made[torch.argsort(order)].float()
+        result = torch.nn.functional.grouped_mm(x[order], self.weights, offs=ends)
+        return result[torch.argsort(order)].float()
 
 
 def test_experts_by_a_grouped_product() -> None:
@@ -373,10 +373,10 @@ def test_experts_by_a_grouped_product() -> None:
     for count in (2, 9):
         x, expert = torch.randn(count, 16).bfloat16(), torch.randint(0, 4, (count,))
         weights = module.weights.detach().double()
-        wanted = torch.stack([r @ weights[e] for r, e in zip(x.double(), expert, strict=True)])
-        found = torch.from_dlpack(made(x, expert))
+        expected = torch.stack([r @ weights[e] for r, e in zip(x.double(), expert, strict=True)])
+        actual = torch.from_dlpack(made(x, expert))
         # the sum is rounded once to 8 bits
-        torch.testing.assert_close(found, wanted.float(), rtol=2**-8, atol=2**-8)
+        torch.testing.assert_close(actual, expected.float(), rtol=2**-8, atol=2**-8)
 
 
 def test_histc_matches_pytorch() -> None:

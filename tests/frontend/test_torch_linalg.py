@@ -34,9 +34,9 @@ def compiled(function: Callable[..., object], *x: Tensor, batched: bool = False)
     return ekiden.compile(Program(function), tuple(x), dynamic_shapes=sizes)
 
 
-def results(found: object) -> list[np.ndarray]:
-    many: Sequence[object] = found if isinstance(found, (tuple, list)) else [found]
-    return [np.asarray(each) for each in many]
+def results(result: object) -> list[np.ndarray]:
+    many: Sequence[object] = result if isinstance(result, (tuple, list)) else [result]
+    return [np.asarray(item) for item in many]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -102,8 +102,8 @@ def test_linalg_results_match_pytorch(name: str) -> None:
     exe = compiled(UNIQUE[name], normal(2, 4, 4), normal(2, 4, 3), batched=not is_fixed)
     for batch in (2,) if is_fixed else (3, 1):
         a, b = normal(batch, 4, 4, seed=batch), normal(batch, 4, 3, seed=7)
-        wanted = results(UNIQUE[name](a, b))
-        for have, want in zip(results(exe(a, b)), wanted, strict=True):
+        expected = results(UNIQUE[name](a, b))
+        for have, want in zip(results(exe(a, b)), expected, strict=True):
             assert have.dtype == want.dtype and have.shape == want.shape
             np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-3)
 
@@ -112,8 +112,8 @@ def test_an_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
     """4 eps * 1 is above the second singular value."""
     x = torch.diag(torch.tensor([1.0, 1e-7]))
     exe = compiled(lambda a: torch.linalg.pinv(a, atol=1e-9), x, batched=False)
-    (found,) = results(exe(x))
-    np.testing.assert_allclose(found, np.diag([1.0, 1e7]), rtol=1e-3)
+    (result,) = results(exe(x))
+    np.testing.assert_allclose(result, np.diag([1.0, 1e7]), rtol=1e-3)
 
 
 @alike(4)
@@ -149,8 +149,8 @@ def test_matrices_of_large_and_small_numbers() -> None:
     """Squares of elements are beyond float32."""
     x = normal(5, 5)
     for scale in (1e25, 1e-25):
-        found = np.asarray(compiled(torch.linalg.svdvals, x)(x * scale))
-        np.testing.assert_allclose(found, torch.linalg.svdvals(x) * scale, rtol=1e-5)
+        result = np.asarray(compiled(torch.linalg.svdvals, x)(x * scale))
+        np.testing.assert_allclose(result, torch.linalg.svdvals(x) * scale, rtol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot"])
@@ -181,8 +181,8 @@ def test_decomposition_with_info_does_not_raise() -> None:
         inverse, info = torch.linalg.inv_ex(x)
         return torch.where(info[..., None, None] == 0, inverse, 0.0), info
 
-    found, info = results(compiled(function, torch.eye(2))(torch.ones(2, 2)))
-    assert info == 2 and not found.any()
+    result, info = results(compiled(function, torch.eye(2))(torch.ones(2, 2)))
+    assert info == 2 and not result.any()
 
 
 def test_checked_decomposition_raises() -> None:

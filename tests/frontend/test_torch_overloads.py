@@ -50,21 +50,21 @@ def _overloads(key: str) -> Sequence[str]:
     """The overloads of tensors that a row of all overloads answers for."""
     library, _, name = key.partition("::")
     packet = getattr(getattr(torch.ops, library), name, None)
-    found = []
+    result = []
     for overload in packet.overloads() if packet is not None else ():
         target = getattr(packet, overload)
         schema = target._schema
-        kinds = [str(each.type) for each in schema.arguments]
+        kinds = [str(item.type) for item in schema.arguments]
         is_of_tensors = any("Tensor" in kind and "Dict" not in kind for kind in kinds)
         if schema.is_mutable or "out" in overload.split("_") or not is_of_tensors:
             continue
-        if any("Dimname" in str(each) or "str[]" in str(each) for each in (schema, *kinds)):
+        if any("Dimname" in str(item) or "str[]" in str(item) for item in (schema, *kinds)):
             continue
         if registry.target_key(target) not in registry.CONVERTER_TABLE and registry.find_converter(
             target
         ):
-            found.append(overload)
-    return found
+            result.append(overload)
+    return result
 
 
 def test_rows_of_all_overloads_know_each_of_them() -> None:
@@ -88,19 +88,19 @@ def _check(function: Callable[..., object], *inputs: torch.Tensor) -> None:
             return function(*inputs)
 
     torch._dynamo.reset()
-    wanted = function(*inputs)
-    many = list(wanted) if isinstance(wanted, tuple) else [wanted]
+    expected = function(*inputs)
+    many = list(expected) if isinstance(expected, tuple) else [expected]
     compiled = torch.compile(function, backend="ekiden")(*inputs)
     _same(list(compiled) if isinstance(compiled, tuple) else [compiled], many)
-    if any(isinstance(each, torch.Tensor) and each.is_complex() for each in many):
+    if any(isinstance(item, torch.Tensor) and item.is_complex() for item in many):
         return
     results = ekiden.compile(Apply(), inputs)(*inputs)
     results = results if isinstance(results, tuple) else (results,)
-    _same([torch.utils.dlpack.from_dlpack(each) for each in results], many)
+    _same([torch.utils.dlpack.from_dlpack(item) for item in results], many)
 
 
-def _same(ours: list[object], theirs: list[object]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
+def _same(result: list[object], reference: list[object]) -> None:
+    for a, b in zip(result, reference, strict=True):
         assert isinstance(a, torch.Tensor)
         assert isinstance(b, torch.Tensor)
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

@@ -41,15 +41,15 @@ def check(module: nn.Module, *args: torch.Tensor, plain: bool = True) -> None:
     module.eval()
     with torch.no_grad():
         program = export_module(module, [a.clone() for a in args])
-        wanted = torch.utils._pytree.tree_leaves(module(*(a.clone() for a in args)))
+        expected = torch.utils._pytree.tree_leaves(module(*(a.clone() for a in args)))
     assert is_directly_importable(program) is plain
-    made = relay.infer_type(import_exported(program, "program").to_module())
+    result = relay.infer_type(import_exported(program, "program").to_module())
     with np.errstate(all="ignore"):
-        found = Interpreter(made).evaluate("main", *(a.numpy() for a in args))
-    many = found if isinstance(found, (list, tuple)) else [found]
-    for mine, theirs in zip(many, wanted, strict=True):
-        assert np.asarray(mine).dtype == theirs.numpy().dtype
-        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-5)
+        actual = Interpreter(result).evaluate("main", *(a.numpy() for a in args))
+    many = actual if isinstance(actual, (list, tuple)) else [actual]
+    for local, reference in zip(many, expected, strict=True):
+        assert np.asarray(local).dtype == reference.numpy().dtype
+        np.testing.assert_allclose(local, reference.numpy(), rtol=1e-5, atol=1e-5)
 
 
 X = torch.linspace(-2.0, 3.0, 24).reshape(2, 3, 4)
@@ -283,14 +283,14 @@ def test_registered_composite_converter_is_used(
         registry.register(name)(lambda node, x: relay.const(7.0))
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        made = F.conv1d(x, x[:, :, :1]) if "conv1d" in name else F.layer_norm(x, (4,))
+        output = F.conv1d(x, x[:, :, :1]) if "conv1d" in name else F.layer_norm(x, (4,))
         y = x + 1
         if not plain:
             y[0].zero_()
-        return made + y
+        return output + y
 
     program = export_module(Apply(run), [torch.ones(3, 3, 4)])
     assert is_directly_importable(program) is plain
-    made = relay.infer_type(import_exported(program, "program").to_module())
-    found = np.asarray(Interpreter(made).evaluate("main", np.ones((3, 3, 4), "f")))
-    assert found[1, 0, 0] == 9
+    output = relay.infer_type(import_exported(program, "program").to_module())
+    result = np.asarray(Interpreter(output).evaluate("main", np.ones((3, 3, 4), "f")))
+    assert result[1, 0, 0] == 9

@@ -65,16 +65,18 @@ def test_products_are_of_bytes(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     module, x = kind().eval(), torch.randn(2, 8, 7, 7) * 3
     program = torch.export.export(module, (x,))
-    made = IntegerProducts()(InferType()(import_model(program)))
-    calls = [e for e in post_order(made["main"]) if isinstance(e, Call) and isinstance(e.op, Op)]
+    transformed = IntegerProducts()(InferType()(import_model(program)))
+    calls = [
+        e for e in post_order(transformed["main"]) if isinstance(e, Call) and isinstance(e.op, Op)
+    ]
     names = {c.op.name for c in calls if c.op.definition.macs is not None}  # type: ignore[attr-defined]
     assert names == ({"qnn.conv2d", "qnn.dense"} if kind is Fake else {"qnn.conv2d"})
-    wanted = module(x).detach().numpy()
-    got = np.asarray(ekiden.compile(program)(x))
+    expected = module(x).detach().numpy()
+    actual = np.asarray(ekiden.compile(program)(x))
     # a value midway between two steps may be rounded either way
-    step = 0.01 * float(np.abs(wanted).max())
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=step)
-    assert np.mean(np.abs(got - wanted) > 1e-3 * np.abs(wanted).max()) < 0.05
+    step = 0.01 * float(np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=step)
+    assert np.mean(np.abs(actual - expected) > 1e-3 * np.abs(expected).max()) < 0.05
 
 
 def test_a_mask_says_what_was_cut_off() -> None:
@@ -82,9 +84,9 @@ def test_a_mask_says_what_was_cut_off() -> None:
 
     class Masked(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            made = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.5, 3, 0, 15)
-            return made[0], made[1]
+            output = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.5, 3, 0, 15)
+            return output[0], output[1]
 
-    got = ekiden.compile(torch.export.export(Masked(), (x,)))(x)
-    for ours, theirs in zip(got, Masked()(x), strict=True):
-        np.testing.assert_array_equal(np.asarray(ours), theirs.numpy())
+    result = ekiden.compile(torch.export.export(Masked(), (x,)))(x)
+    for actual, reference in zip(result, Masked()(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(actual), reference.numpy())

@@ -38,18 +38,18 @@ class Draws(nn.Module):
         )
 
 
-def arrays(found: object) -> list[np.ndarray]:
-    assert isinstance(found, Sequence)
-    return [np.asarray(each) for each in found]
+def arrays(result: object) -> list[np.ndarray]:
+    assert isinstance(result, Sequence)
+    return [np.asarray(item) for item in result]
 
 
 def test_numbers_have_their_distributions_and_every_run_its_own() -> None:
     x = torch.linspace(0, 1, COUNT)
     exe = ekiden.compile(Draws(), (x,), dynamic_shapes=({0: torch.export.Dim("count")},))
     first, second = arrays(exe(x)), arrays(exe(x))
-    for theirs, mine, again in zip(Draws()(x), first, second, strict=True):
-        assert mine.shape == tuple(theirs.shape) and mine.dtype == theirs.numpy().dtype
-        assert not np.array_equal(mine, again)
+    for reference, result, again in zip(Draws()(x), first, second, strict=True):
+        assert result.shape == tuple(reference.shape) and result.dtype == reference.numpy().dtype
+        assert not np.array_equal(result, again)
     unit, normal, whole, order, rare, own, few, some, moved, far, kept = first
     assert unit.min() >= 0 and unit.max() < 1 and abs(unit.mean() - 0.5) < 0.03
     assert abs(normal.mean() - 1) < 0.2 and abs(normal.std() - 2) < 0.2
@@ -64,16 +64,18 @@ def test_numbers_have_their_distributions_and_every_run_its_own() -> None:
     assert set(kept.tolist()) == {0.0, 4.0} and abs(kept.mean() - 1) < 0.2
     assert list(exe.state) == ["random_generator"]
     exe.reset_state()
-    for mine, again in zip(first, arrays(exe(x)), strict=True):
-        np.testing.assert_array_equal(mine, again)
+    for result, again in zip(first, arrays(exe(x)), strict=True):
+        np.testing.assert_array_equal(result, again)
 
 
 def test_numbers_drawn_within_a_choice_are_refused() -> None:
     class Choice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            made = torch.cond(x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x + 0, (x,))
-            assert isinstance(made, Tensor)
-            return made
+            result = torch.cond(
+                x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x + 0, (x,)
+            )
+            assert isinstance(result, Tensor)
+            return result
 
     with pytest.raises(UnsupportedError, match="random numbers are drawn by a program of"):
         ekiden.compile(Choice(), (torch.ones(2),))

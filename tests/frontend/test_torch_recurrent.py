@@ -18,19 +18,19 @@ from long_runs import share  # noqa: E402
 KINDS = ("LSTM", "GRU", "RNN")
 
 
-def flat(found: object) -> list[object]:
-    if isinstance(found, (tuple, list)):
-        return [each for one in found for each in flat(one)]
-    return [found]
+def flat(result: object) -> list[object]:
+    if isinstance(result, (tuple, list)):
+        return [item for one in result for item in flat(one)]
+    return [result]
 
 
 def agree(module: object, args: tuple[object, ...], tolerance: float = 1e-5) -> ekiden.Executable:
     """Compile, and compare with PyTorch."""
     with torch.no_grad():
-        wanted = flat(module.eval()(*args))
+        expected = flat(module.eval()(*args))
         exe = ekiden.compile(module, args)
-    found = flat(exe(*(np.asarray(a) for a in flat(args))))
-    for have, want in zip(found, wanted, strict=True):
+    actual = flat(exe(*(np.asarray(a) for a in flat(args))))
+    for have, want in zip(actual, expected, strict=True):
         assert tuple(have.shape) == tuple(want.shape)
         np.testing.assert_allclose(np.asarray(have), want.numpy(), tolerance, tolerance)
     return exe
@@ -100,8 +100,8 @@ def test_dynamic_batch_matches_pytorch(kind: str) -> None:
     for size in (1, 7):
         x = torch.randn(size, 3, 5)
         with torch.no_grad():
-            wanted = module(x)[0].numpy()
-        np.testing.assert_allclose(np.asarray(exe(x.numpy())[0]), wanted, 1e-5, 1e-5)
+            expected = module(x)[0].numpy()
+        np.testing.assert_allclose(np.asarray(exe(x.numpy())[0]), expected, 1e-5, 1e-5)
 
 
 STEPS = [
@@ -121,8 +121,8 @@ def test_dynamic_step_count_matches_pytorch(kind: str, options: dict[str, object
     for count in (1, 7):
         x = torch.randn(count, 3, 5)
         with torch.no_grad():
-            wanted = flat(module(x))
-        for have, want in zip(exe(x.numpy()), wanted, strict=True):
+            expected = flat(module(x))
+        for have, want in zip(exe(x.numpy()), expected, strict=True):
             np.testing.assert_allclose(np.asarray(have), want.numpy(), 1e-5, 1e-5)
 
 
@@ -156,11 +156,11 @@ def test_torch_compile_trains_a_layer_step_by_step() -> None:
     torch._dynamo.reset()
     module, x = Tagger("GRU"), torch.randn(3, 2, 5)
     module(x).sum().backward()
-    wanted = [p.grad.clone() for p in module.parameters()]
+    expected = [p.grad.clone() for p in module.parameters()]
     module.zero_grad()
     with torch._dynamo.config.patch(allow_rnn=True):
         torch.compile(module, backend="ekiden")(x).sum().backward()
-    for parameter, want in zip(module.parameters(), wanted, strict=True):
+    for parameter, want in zip(module.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, want, rtol=1e-4, atol=1e-5)
 
 
@@ -200,8 +200,8 @@ def test_packed_sequences_match_pytorch(kind: str, is_sorted: bool, total: int |
     module, x = Packed(kind, is_sorted, total).eval(), torch.randn(3, 6, 5)
     exe = ekiden.compile(module, (x, torch.tensor([5, 4, 2])))
     for lengths in ([6, 6, 1], [3, 2, 2] if is_sorted else [2, 1, 4]):
-        given = torch.tensor(lengths)
+        argument = torch.tensor(lengths)
         with torch.no_grad():
-            wanted = flat(module(x, given))
-        for have, want in zip(exe(x.numpy(), given.numpy()), wanted, strict=True):
+            expected = flat(module(x, argument))
+        for have, want in zip(exe(x.numpy(), argument.numpy()), expected, strict=True):
             np.testing.assert_allclose(np.asarray(have), want.numpy(), 1e-5, 1e-5)

@@ -48,8 +48,10 @@ def coverage() -> ModuleType:
 def test_samples_agree(coverage: Any, name: str, dtype: torch.dtype) -> None:  # noqa: ANN401
     torch.manual_seed(0)
     entry = next(o for o in coverage.op_db if o.name == name)
-    found = [coverage.check_sample(case) for case in islice(coverage.iter_samples(entry, dtype), 2)]
-    assert found and all(each == "" or each.startswith("skipped") for each in found), found
+    result = [
+        coverage.check_sample(case) for case in islice(coverage.iter_samples(entry, dtype), 2)
+    ]
+    assert result and all(item == "" or item.startswith("skipped") for item in result), result
 
 
 def test_modules_agree(coverage: Any) -> None:  # noqa: ANN401

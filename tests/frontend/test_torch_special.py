@@ -81,35 +81,35 @@ def test_incomplete_gamma_functions(name: str) -> None:
     functions = {"gammainc": incomplete_gamma.igamma, "gammaincc": incomplete_gamma.igammac}
     reference = pytest.importorskip("scipy.special", reason="the package scipy is not installed")
     expected = getattr(reference, name)(ORDERS.numpy(), PLACES.numpy())
-    found = functions[name](ORDERS, PLACES).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+    actual = functions[name](ORDERS, PLACES).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("function", [torch.special.gammainc, torch.special.gammaincc])
 def test_incomplete_gamma_functions_compiled(function: object) -> None:
     expected = function(ORDERS, PLACES).numpy()
-    found = run(function, ORDERS, PLACES).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+    actual = run(function, ORDERS, PLACES).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_running_logarithms_of_sums_keep_what_is_small() -> None:
     x = torch.randn(3, 13) * 40
-    found = run(lambda a: torch.logcumsumexp(a, 1), x).numpy()
-    np.testing.assert_allclose(found, torch.logcumsumexp(x, 1).numpy(), rtol=1e-5)
+    result = run(lambda a: torch.logcumsumexp(a, 1), x).numpy()
+    np.testing.assert_allclose(result, torch.logcumsumexp(x, 1).numpy(), rtol=1e-5)
 
 
 def test_frexp_matches_pytorch() -> None:
     x = torch.tensor([0.0, 1, 2, -4, 0.75, torch.inf, torch.nan, 1e-40, 3e38, -1.1])
-    for found, expected in zip(run(torch.frexp, x), torch.frexp(x), strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    for actual, expected in zip(run(torch.frexp, x), torch.frexp(x), strict=True):
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
 
 
 def test_medians_match_pytorch() -> None:
     x = torch.randn(4, 8)
     x[1, 2] = torch.nan
-    for found, expected in zip(run(lambda a: a.median(1), x), x.median(1), strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    for actual, expected in zip(run(lambda a: a.median(1), x), x.median(1), strict=True):
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
     np.testing.assert_array_equal(run(torch.median, x[0]).numpy(), x[0].median().numpy())
 
 
@@ -122,23 +122,23 @@ def test_gcd_and_lcm_match_pytorch(dtype: object) -> None:
         torch.randint(low, 40, (5,)).to(dtype),
     )
     x[0, 0] = y[0] = 0
-    for found, expected in zip(
+    for actual, expected in zip(
         run(lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), x, y),
         (torch.gcd(x, y), torch.lcm(x, y)),
         strict=True,
     ):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
 
 
 def test_repeat_interleave_and_bincount_match_pytorch() -> None:
     repeats = torch.tensor([1, 0, 2])
     rows = torch.randn(3, 2)
-    found = run(lambda a, n: a.repeat_interleave(n, 0), rows, repeats).numpy()
-    np.testing.assert_array_equal(found, rows.repeat_interleave(repeats, 0).numpy())
+    result = run(lambda a, n: a.repeat_interleave(n, 0), rows, repeats).numpy()
+    np.testing.assert_array_equal(result, rows.repeat_interleave(repeats, 0).numpy())
     x = torch.tensor([4, 2, 2])
     for least in (0, 7):
-        found = run(lambda a, n=least: torch.bincount(a, minlength=n), x).numpy()
-        np.testing.assert_array_equal(found, torch.bincount(x, minlength=least).numpy())
+        result = run(lambda a, n=least: torch.bincount(a, minlength=n), x).numpy()
+        np.testing.assert_array_equal(result, torch.bincount(x, minlength=least).numpy())
     count = ekiden.compile(Of(torch.bincount), (x,))
     with pytest.raises(IndexError, match="bincount"):
         count(torch.tensor([-1, 2, 0]))

@@ -38,8 +38,8 @@ def _gradient(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, torch.
 def _check(function: Function, x: torch.Tensor) -> None:
     compiled = torch.compile(function, backend="ekiden")
     for _ in range(2):
-        ours, theirs = _gradient(compiled, x), _gradient(function, x)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        result, reference = _gradient(compiled, x), _gradient(function, x)
+        torch.testing.assert_close(result, reference, rtol=1e-4, atol=1e-5)
     assert not backend.counters["eager"]
 
 

@@ -42,25 +42,25 @@ def _nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 @pytest.fixture(scope="module")
 def library() -> object:
     """The operators, as far as nobody has them."""
-    found = torch.library.Library("torchvision", "FRAGMENT")
+    result = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
-            found.define(name + schema)
+            result.define(name + schema)
     if not torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "Meta"):
 
-        @torch.library.register_fake("torchvision::nms", lib=found)
+        @torch.library.register_fake("torchvision::nms", lib=result)
         def _(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
             return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
 
-        @torch.library.register_fake("torchvision::roi_align", lib=found)
+        @torch.library.register_fake("torchvision::roi_align", lib=result)
         def _(x: Tensor, rois: Tensor, scale: float, height: int, width: int, *_: object) -> Tensor:
             return x.new_empty(rois.shape[0], x.shape[1], height, width)
 
-        @torch.library.register_fake("torchvision::deform_conv2d", lib=found)
+        @torch.library.register_fake("torchvision::deform_conv2d", lib=result)
         def _(x: Tensor, weight: Tensor, offset: Tensor, *_: object) -> Tensor:
             return x.new_empty(x.shape[0], weight.shape[0], *offset.shape[2:])
 
-    return found
+    return result
 
 
 class Detector(nn.Module):
@@ -77,9 +77,9 @@ class Detector(nn.Module):
         seen = ops.roi_align(x, rois, 0.5, 2, 3, 2, True)
         offset = x.new_zeros(x.shape[0], 18, *x.shape[2:])
         mask = x.new_ones(x.shape[0], 9, *x.shape[2:])
-        made = ops.deform_conv2d(x, self.conv.weight, offset, mask, self.conv.bias, 1, 1, 1, 1, 1,
+        result = ops.deform_conv2d(x, self.conv.weight, offset, mask, self.conv.bias, 1, 1, 1, 1, 1,
                                  1, 2, 1, True)  # fmt: skip
-        return kept, seen, made
+        return kept, seen, result
 
 
 def test_detector_operators_match_torchvision(library: object) -> None:
@@ -88,20 +88,20 @@ def test_detector_operators_match_torchvision(library: object) -> None:
     x, low = torch.randn(1, 4, 12, 12), torch.rand(20, 2) * 12
     boxes, scores = torch.cat([low, low + 2 + torch.rand(20, 2) * 9], 1), torch.rand(20)
     exe = ekiden.compile(model, (x, boxes, scores))
-    kept, seen, made = (torch.from_dlpack(each) for each in exe(x, boxes, scores))
-    wanted = _nms(boxes, scores, 0.3)
-    assert 1 < len(wanted) < 20
-    torch.testing.assert_close(kept, wanted)
-    torch.testing.assert_close(made, model.conv(x), rtol=1e-4, atol=1e-5)
+    kept, seen, result = (torch.from_dlpack(item) for item in exe(x, boxes, scores))
+    expected = _nms(boxes, scores, 0.3)
+    assert 1 < len(expected) < 20
+    torch.testing.assert_close(kept, expected)
+    torch.testing.assert_close(result, model.conv(x), rtol=1e-4, atol=1e-5)
     # two samples along each side of a bin, between pixels as of a grid
-    low, high = boxes[wanted, :2] * 0.5 - 0.5, boxes[wanted, 2:] * 0.5 - 0.5
+    low, high = boxes[expected, :2] * 0.5 - 0.5, boxes[expected, 2:] * 0.5 - 0.5
     at = [(torch.arange(2 * n) + 0.5) / (2 * n) for n in (3, 2)]
     columns, rows = (low[:, i : i + 1] + (high - low)[:, i : i + 1] * at[i] for i in (0, 1))
     grid = torch.stack(
         [columns[:, None].expand(-1, 4, 6), rows[:, :, None].expand(-1, 4, 6)], -1
     ).clamp(0, 11)
     sampled = F.grid_sample(
-        x.expand(len(wanted), -1, -1, -1), grid / 11 * 2 - 1, align_corners=True
+        x.expand(len(expected), -1, -1, -1), grid / 11 * 2 - 1, align_corners=True
     )
     torch.testing.assert_close(seen, F.avg_pool2d(sampled, 2), rtol=1e-4, atol=1e-5)
 
@@ -123,12 +123,12 @@ def test_the_gradient_of_sampling_at_a_grid(mode: str, padding: str, sizes: tupl
     x, grid = torch.randn(2, 3, *sizes, dtype=torch.float64).requires_grad_(), places
     grid.requires_grad_()
     for align_corners in (False, True):
-        given = F.grid_sample(x, grid, mode, padding, align_corners)
-        grad = torch.randn_like(given)
-        wanted = torch.autograd.grad(given, (x, grid), grad)
+        argument = F.grid_sample(x, grid, mode, padding, align_corners)
+        grad = torch.randn_like(argument)
+        expected = torch.autograd.grad(argument, (x, grid), grad)
         kinds = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
         numbers = [names.index(name) for names, name in zip(kinds, (mode, padding), strict=True)]
-        found = grid_sample_backward(
+        actual = grid_sample_backward(
             grad, x.detach(), grid.detach(), *numbers, align_corners, (True, True)
         )
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)

@@ -47,10 +47,10 @@ def test_models_of_packages_agree(
 
 
 def _needs(package: str) -> None:
-    for each in {package, "torchvision"}:
+    for item in {package, "torchvision"}:
         pytest.importorskip("PIL", reason="the package pillow is not installed")
-        if importlib.util.find_spec(each) is None:
-            pytest.skip(f"the package {each} is not installed")
+        if importlib.util.find_spec(item) is None:
+            pytest.skip(f"the package {item} is not installed")
 
 
 @pytest.mark.slow
@@ -102,10 +102,10 @@ def test_per_layer_config_lists_are_truncated(zoo: ModuleType) -> None:
 
     way = zoo.zoo_transformers
     plain = Config(pad_id=2)
-    made = way._min_of(plain, way._numbers_by_sample(plain, way._cut(way._tiny)))
-    assert (made.num_hidden_layers, made.hidden_size, made.layer_types) == (2, 64, ["e", "f"])
-    assert made.vision_feature_layer == [-1, -2, -1]  # of layers that there are
-    assert made.image_token_id == way._PLACEHOLDER  # the class leaves it open
+    result = way._min_of(plain, way._numbers_by_sample(plain, way._cut(way._tiny)))
+    assert (result.num_hidden_layers, result.hidden_size, result.layer_types) == (2, 64, ["e", "f"])
+    assert result.vision_feature_layer == [-1, -2, -1]  # of layers that there are
+    assert result.image_token_id == way._PLACEHOLDER  # the class leaves it open
 
 
 def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
@@ -186,21 +186,21 @@ def test_exporter_timeouts_are_classified(zoo: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "state"),
+    ("result", "reference", "state"),
     [(1.0, 9.0, "agrees"), (2.0, 2.0, "exported differently"), (2.0, 1.0, "differs")],
 )
 def test_exporter_differences_are_classified(
-    zoo: ModuleType, ours: float, theirs: float, state: str
+    zoo: ModuleType, result: float, reference: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
     model = zoo.ZooModel(lambda x: x, {"x": torch.ones(2)})
     engines = {
-        "onnxruntime": lambda: lambda inputs: [inputs[0].numpy() * theirs],
-        "ekiden": lambda: lambda inputs: [inputs[0].numpy() * ours],
+        "onnxruntime": lambda: lambda inputs: [inputs[0].numpy() * reference],
+        "ekiden": lambda: lambda inputs: [inputs[0].numpy() * result],
     }
     line = zoo._run_engines(model, engines, [torch.ones(2).numpy()], False, 0)
     assert line["state"] == state
-    assert line["onnxruntime"] == pytest.approx(theirs - 1)
+    assert line["onnxruntime"] == pytest.approx(reference - 1)
 
 
 def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
@@ -213,26 +213,26 @@ def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "state"),
+    ("reference", "state"),
     [(-1.0, "unstable"), (1.0, "differs")],  # ONNX Runtime's order is another one; or PyTorch's
 )
 def test_ties_are_classified_as_unstable(
-    zoo: ModuleType, monkeypatch: pytest.MonkeyPatch, theirs: float, state: str
+    zoo: ModuleType, monkeypatch: pytest.MonkeyPatch, reference: float, state: str
 ) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
-    monkeypatch.setattr(zoo, "_is_unstable", lambda model, wanted: False)  # they stay equal
+    monkeypatch.setattr(zoo, "_is_unstable", lambda model, expected: False)  # they stay equal
     marks = torch.arange(4.0)
 
     def chosen(x: Any) -> Any:  # noqa: ANN401
         return marks[torch.topk(x, 2).indices]
 
     model = zoo.ZooModel(chosen, {"x": torch.tensor([1.0, 3.0, 3.0, 3.0])})
-    wanted = [chosen(model.inputs["x"]).numpy()]
+    expected = [chosen(model.inputs["x"]).numpy()]
     engines = {
-        "onnxruntime": lambda: lambda inputs: [wanted[0] * theirs],
-        "ekiden": lambda: lambda inputs: [wanted[0] * 2],
+        "onnxruntime": lambda: lambda inputs: [expected[0] * reference],
+        "ekiden": lambda: lambda inputs: [expected[0] * 2],
     }
-    line = zoo._run_engines(model, engines, wanted, False, 0)
+    line = zoo._run_engines(model, engines, expected, False, 0)
     assert line["state"] == state
     other = zoo.ZooModel(chosen, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     assert not zoo.has_ties(other) and zoo.has_ties(model)

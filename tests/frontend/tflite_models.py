@@ -60,8 +60,8 @@ class Part:
 
 def _vector(b: Builder, items: Sequence[int]) -> int:
     b.StartVector(4, len(items), 4)
-    for each in reversed(items):
-        b.PrependUOffsetTRelative(each)
+    for item in reversed(items):
+        b.PrependUOffsetTRelative(item)
     return b.EndVector()
 
 
@@ -100,9 +100,9 @@ def _operation(b: Builder, op: Op, code: int) -> int:
         "Inputs": _numbers(b, op.inputs, "int32"), "Outputs": _numbers(b, op.outputs, "int32"),
     }  # fmt: skip
     if op.table is not None:
-        name, given = op.table
-        given = {k: b.CreateString(v) if isinstance(v, str) else v for k, v in given.items()}
-        fields |= _options(b, name, given)
+        name, argument = op.table
+        argument = {k: b.CreateString(v) if isinstance(v, str) else v for k, v in argument.items()}
+        fields |= _options(b, name, argument)
     if len(op.between):
         fields["Intermediates"] = _numbers(b, op.between, "int32")
     if op.custom:
@@ -158,12 +158,12 @@ def model(
 
 
 def _graph(b: Builder, part: Part, names: Sequence[str], places: Iterator[int]) -> int:
-    made = [
+    result = [
         _tensor(b, s, i, 0 if s.data is None else next(places)) for i, s in enumerate(part.tensors)
     ]
     operations = [_operation(b, op, names.index(op.code)) for op in part.ops]
     return _table(
-        b, "SubGraph", Tensors=_vector(b, made), Operators=_vector(b, operations),
+        b, "SubGraph", Tensors=_vector(b, result), Operators=_vector(b, operations),
         Inputs=_numbers(b, part.inputs, "int32"), Outputs=_numbers(b, part.outputs, "int32"),
     )  # fmt: skip
 
@@ -227,4 +227,4 @@ def litert_runs(data: bytes, runs: Sequence[Sequence[Array]]) -> list[list[Array
     kind = module.OpResolverType.BUILTIN_REF
     run = module.Interpreter(model_content=data, experimental_op_resolver_type=kind)
     run.allocate_tensors()
-    return [_invoked(run, each) for each in runs]
+    return [_invoked(run, item) for item in runs]

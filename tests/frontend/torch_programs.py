@@ -107,17 +107,17 @@ class Made(nn.Module):
         """A module of it."""
         names: dict[str, Any] = {"torch": torch, "nn": nn}
         exec(compile(self.text, "<program>", "exec"), names)
-        made: nn.Module = names["Made"]()
-        return made
+        result: nn.Module = names["Made"]()
+        return result
 
     def inputs(self) -> Tensors:
         """Fresh arguments, the same each time."""
-        found: Tensors = []
+        result: Tensors = []
         for shape, is_view in zip(self.shapes, self.is_view, strict=True):
             count = int(np.prod(shape))
             new = (torch.arange(count, dtype=torch.float32) - 1).reshape(shape)
-            found.append(found[-1].view(-1) if is_view and found else new)
-        return [x.requires_grad_() if self.has_gradients else x for x in found]
+            result.append(result[-1].view(-1) if is_view and result else new)
+        return [x.requires_grad_() if self.has_gradients else x for x in result]
 
 
 def draw(seed: int, number: int) -> Program:
@@ -216,10 +216,10 @@ def _overwrite(tensors: Tensors) -> None:
                 continue
 
 
-def _equal(ours: Tensors, theirs: Tensors) -> bool:
-    return len(ours) == len(theirs) and all(
+def _equal(result: Tensors, reference: Tensors) -> bool:
+    return len(result) == len(reference) and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(result, reference, strict=True)
     )
 
 
@@ -232,17 +232,17 @@ def differences(program: Program, backend: str = "ekiden") -> Iterator[str]:
     eager, module = program.module(), program.module()
     compiled = torch.compile(module, backend=backend, dynamic=program.is_dynamic or None)
     for turn in range(2):
-        wanted, got = _run(eager, eager, program), _run(compiled, module, program)
-        if not _equal(got.tensors, wanted.tensors):
-            yield f"run {turn}: {got.tensors} where eager has {wanted.tensors}"
-        if got.shared != wanted.shared:
-            yield f"run {turn}: memory is shared as {got.shared}, in eager as {wanted.shared}"
-        if not _equal(got.grads, wanted.grads):
-            yield f"run {turn}: gradients {got.grads} where eager has {wanted.grads}"
-        for run in (wanted, got):
+        expected, actual = _run(eager, eager, program), _run(compiled, module, program)
+        if not _equal(actual.tensors, expected.tensors):
+            yield f"run {turn}: {actual.tensors} where eager has {expected.tensors}"
+        if actual.shared != expected.shared:
+            yield f"run {turn}: memory is shared as {actual.shared}, in eager as {expected.shared}"
+        if not _equal(actual.grads, expected.grads):
+            yield f"run {turn}: gradients {actual.grads} where eager has {expected.grads}"
+        for run in (expected, actual):
             _overwrite(run.tensors)
-        if not _equal(got.tensors, wanted.tensors):
-            yield f"run {turn}: written over {got.tensors} where eager has {wanted.tensors}"
+        if not _equal(actual.tensors, expected.tensors):
+            yield f"run {turn}: written over {actual.tensors} where eager has {expected.tensors}"
 
 
 def _exported_differences(program: Program) -> Iterator[str]:
@@ -258,18 +258,18 @@ def _exported_differences(program: Program) -> Iterator[str]:
     for turn in range(2):
         inputs = program.inputs()
         with torch.no_grad():
-            wanted = [t for t in tree_leaves(eager(*program.inputs())) if torch.is_tensor(t)]
+            expected = [t for t in tree_leaves(eager(*program.inputs())) if torch.is_tensor(t)]
         outputs = exe(*inputs)
         many = outputs if isinstance(outputs, tuple) else (outputs,)
-        got = [torch.from_dlpack(t) for t in many]
-        if not _equal(got, wanted):
-            yield f"run {turn}: {got} where eager has {wanted}"
-        places = [t.data_ptr() for t in (*inputs, *got) if t.numel()]
+        actual = [torch.from_dlpack(t) for t in many]
+        if not _equal(actual, expected):
+            yield f"run {turn}: {actual} where eager has {expected}"
+        places = [t.data_ptr() for t in (*inputs, *actual) if t.numel()]
         if len(set(places)) < len(places):
             yield f"run {turn}: results share memory"
         if not _equal(inputs, program.inputs()):
             yield f"run {turn}: inputs are changed"
-        _overwrite([*inputs, *got])
+        _overwrite([*inputs, *actual])
 
 
 def check(seed: int, number: int) -> list[str]:
@@ -278,12 +278,12 @@ def check(seed: int, number: int) -> list[str]:
     program = draw(seed, number)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _finds(program, "ekiden")
-        if found and not program.is_exported and _finds(program, "aot_eager"):
+        result = _finds(program, "ekiden")
+        if result and not program.is_exported and _finds(program, "aot_eager"):
             return []
     if counters["eager"]:
-        found.append("it ran eagerly")
-    return found
+        result.append("it ran eagerly")
+    return result
 
 
 def _finds(program: Program, backend: str) -> list[str]:
@@ -300,19 +300,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int)
-    given = parser.parse_args(arguments)
-    chosen: Sequence[int] = range(given.first, given.first + given.programs)
-    if given.number is not None:
-        chosen = [given.number]
-        print(draw(given.seed, given.number))
-        print(draw(given.seed, given.number).text)
+    argument = parser.parse_args(arguments)
+    chosen: Sequence[int] = range(argument.first, argument.first + argument.programs)
+    if argument.number is not None:
+        chosen = [argument.number]
+        print(draw(argument.seed, argument.number))
+        print(draw(argument.seed, argument.number).text)
     logging.disable(logging.CRITICAL)
     finds = 0
     for number in chosen:
-        found = check(given.seed, number)
-        finds += bool(found)
-        for line in found:
-            print(f"seed {given.seed} number {number}: {line}", flush=True)
+        result = check(argument.seed, number)
+        finds += bool(result)
+        for line in result:
+            print(f"seed {argument.seed} number {number}: {line}", flush=True)
     print(f"{len(chosen)} programs, {finds} with finds")
     return min(finds, 1)
 
