@@ -170,9 +170,9 @@ def test_detect_feature_finds_features(text: str, names: str) -> None:
 
 
 def test_features_of_a_module_are_those_of_its_functions() -> None:
-    found = detect_feature(parse(PROGRAMS["lists"]))
-    assert {Feature.fMatch, Feature.fConstructor, Feature.fGlobalVar} <= found
-    assert Feature.fRefWrite not in found
+    result = detect_feature(parse(PROGRAMS["lists"]))
+    assert {Feature.fMatch, Feature.fConstructor, Feature.fGlobalVar} <= result
+    assert Feature.fRefWrite not in result
 
 
 # Variables

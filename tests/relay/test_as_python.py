@@ -25,10 +25,10 @@ def test_to_python_returns_an_ast() -> None:
 
 
 def test_constants_and_tuples_run_as_python() -> None:
-    made = run_as_python(relay.Tuple([relay.const(1), relay.Tuple([relay.const([2.0, 3.0])])]))
-    assert isinstance(made, runtime.ADT) and len(made) == 2
-    assert made[0].numpy() == 1 and made[0].shape == ()
-    np.testing.assert_array_equal(made[1][0].numpy(), [2, 3])
+    result = run_as_python(relay.Tuple([relay.const(1), relay.Tuple([relay.const([2.0, 3.0])])]))
+    assert isinstance(result, runtime.ADT) and len(result) == 2
+    assert result[0].numpy() == 1 and result[0].shape == ()
+    np.testing.assert_array_equal(result[1][0].numpy(), [2, 3])
 
 
 def test_recursion_branches_and_matches() -> None:
@@ -57,8 +57,8 @@ def test_closures_and_references() -> None:
 
 def test_relay_function_is_a_python_function() -> None:
     x = relay.var("x", shape=(2,))
-    found = run_as_python(relay.Function([x], relay.exp(x)))
-    np.testing.assert_allclose(found(runtime.tensor(np.zeros(2, "float32"))).numpy(), [1, 1])
+    result = run_as_python(relay.Function([x], relay.exp(x)))
+    np.testing.assert_allclose(result(runtime.tensor(np.zeros(2, "float32"))).numpy(), [1, 1])
 
 
 def test_unmatched_python_match_raises() -> None:

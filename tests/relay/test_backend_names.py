@@ -17,7 +17,7 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize(
-    "function, given, expected",
+    "function, argument, expected",
     [
         (names.to_c_function_style, "TVM_woof_moo", "TVMWoofMoo"),
         (names.to_c_function_style, "TVMGen_woof", "TVMGenWoof"),
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.quick
     ],
 )
 def test_generated_names_are_valid_identifiers(
-    function: Callable[[object], str], given: object, expected: str
+    function: Callable[[object], str], argument: object, expected: str
 ) -> None:
-    assert function(given) == expected
+    assert function(argument) == expected
 
 
 @pytest.mark.parametrize(
-    "function, given, message",
+    "function, argument, message",
     [
         (names.to_c_function_style, "Cake", "Function not TVM prefixed: Cake"),
         (names.to_c_variable_style, "", "Variable name is empty"),
@@ -49,10 +49,10 @@ def test_generated_names_are_valid_identifiers(
     ],
 )
 def test_invalid_names_are_refused(
-    function: Callable[[object], str], given: object, message: str
+    function: Callable[[object], str], argument: object, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        function(given)
+        function(argument)
 
 
 def _doubled() -> tuple[relay.Var, IRModule]:

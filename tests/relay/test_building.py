@@ -357,8 +357,8 @@ def test_parameters_of_tvm_are_read() -> None:
     names = b"".join(struct.pack("<Q", 1) + n.encode() for n in values)
     arrays = struct.pack("<Q", 2) + b"".join(map(array_to_bytes, values.values()))
     data = head + names + arrays
-    found = relay.load_param_dict(data)
-    assert list(found) == ["a", "b"] and found["b"].numpy().tolist() == [1, 2]
+    result = relay.load_param_dict(data)
+    assert list(result) == ["a", "b"] and result["b"].numpy().tolist() == [1, 2]
     for cut in range(8, len(data), 7):
         with pytest.raises(LoadError):
             relay.load_param_dict(data[:cut])

@@ -21,9 +21,9 @@ from ekiden.runtime.errors import CompileError
 
 @pytest.fixture
 def seen() -> Iterator[list[Diagnostic]]:
-    found: list[Diagnostic] = []
-    override_renderer(lambda context: found.extend(context.diagnostics))
-    yield found
+    result: list[Diagnostic] = []
+    override_renderer(lambda context: result.extend(context.diagnostics))
+    yield result
     override_renderer(None)
 
 

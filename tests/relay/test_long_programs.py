@@ -64,8 +64,8 @@ def test_long_program_goes_through_every_pass_to_bytecode(
     make: Callable[[int], IRModule], length: int
 ) -> None:
     module, target = make(length), Target.host()
-    for each in (ToANormalForm(), FoldConstant(), FuseOps()):
-        assert len(post_order(each(module)["main"], into_functions=True)) >= length
+    for item in (ToANormalForm(), FoldConstant(), FuseOps()):
+        assert len(post_order(item(module)["main"], into_functions=True)) >= length
     assert len(compile_module(vm_pipeline(target)(module), target, {})) > 1000
 
 

@@ -190,6 +190,6 @@ def test_cells_of_a_chain_have_inputs_of_their_own() -> None:
     names = [p.name_hint for p in module["main"].params]
     inputs = {"data", "data1", "data2"}
     assert set(names) == inputs | set(params) and len(set(names)) == len(names)
-    given = {name: np.full((1, 4), i, np.float32) for i, name in enumerate(sorted(inputs))}
+    arguments = {name: np.full((1, 4), i, np.float32) for i, name in enumerate(sorted(inputs))}
     run = relay.create_executor("vm", module).evaluate()
-    assert run(**given, **params).shape == (1, 4)
+    assert run(**arguments, **params).shape == (1, 4)

@@ -30,8 +30,8 @@ def strings(node: ast.AST) -> list[str]:
             return text.split()
         case _:
             return []
-    found = [e.value for e in items if isinstance(e, ast.Constant) and isinstance(e.value, str)]
-    return found if len(found) == len(items) else []
+    result = [e.value for e in items if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    return result if len(result) == len(items) else []
 
 
 def lists_of_operators(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -72,8 +72,8 @@ TensorFlow's modes of ScatterNd and intrinsics of loop programs; some are Relay'
 def test_no_pass_holds_a_list_of_operators(folder: str) -> None:
     files = {str(f.relative_to(ROOT)): f for f in (ROOT / folder).rglob("*.py")}
     assert files
-    found = {name: list(lists_of_operators(file.read_text())) for name, file in files.items()}
-    assert {name for name, lists in found.items() if lists} == (TABLES | SOURCES) & files.keys()
+    result = {name: list(lists_of_operators(file.read_text())) for name, file in files.items()}
+    assert {name for name, lists in result.items() if lists} == (TABLES | SOURCES) & files.keys()
 
 
 def test_scan_detects_operator_lists() -> None:

@@ -17,16 +17,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts(svg: str) -> list[str]:
-    return [each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    return [item.text or "" for item in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def boxes(svg: str) -> list[tuple[float, float, float, float]]:
-    found = ElementTree.fromstring(svg).iter(f"{SVG}rect")
-    return [(*(float(e.attrib[k]) for k in ("x", "y", "width", "height")),) for e in found]  # type: ignore[misc]
+    result = ElementTree.fromstring(svg).iter(f"{SVG}rect")
+    return [(*(float(e.attrib[k]) for k in ("x", "y", "width", "height")),) for e in result]  # type: ignore[misc]
 
 
 def edges(svg: str) -> list[str]:
-    return [each.attrib["d"] for each in ElementTree.fromstring(svg).iter(f"{SVG}path")]
+    return [item.attrib["d"] for item in ElementTree.fromstring(svg).iter(f"{SVG}path")]
 
 
 def drawn(body: str, params: str = "%x: Tensor[(n, 4), float32]") -> str:

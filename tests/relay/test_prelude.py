@@ -22,9 +22,9 @@ from long_runs import alike
 
 @pytest.fixture(scope="module")
 def prelude() -> Prelude:
-    found = Prelude()
-    found.mod.import_from_std("nat.rly")
-    return found
+    result = Prelude()
+    result.mod.import_from_std("nat.rly")
+    return result
 
 
 def text(prelude: Prelude, source: str) -> Expr:
@@ -57,11 +57,11 @@ def plain(value: Any) -> Any:
 
 def from_vm(value: Any) -> Any:
     """A list that the VM gives."""
-    found = []
+    result = []
     while len(value):
-        found.append(value[0].numpy().tolist())
+        result.append(value[0].numpy().tolist())
         value = value[1]
-    return found
+    return result
 
 
 LIST = "Cons(1, Cons(2, Cons(3, Nil)))"
@@ -195,8 +195,8 @@ def test_unknown_file_names_those_there_are() -> None:
 
 def test_prelude_joins_a_module_of_ones_own() -> None:
     module = relay.IRModule.from_expr(parse_expr("fn (%x: int32) -> int32 { %x }"))
-    found = Prelude(module)
-    assert found.mod is module and "main" in module and module["map"] is not None
+    result = Prelude(module)
+    assert result.mod is module and "main" in module and module["map"] is not None
     assert [t.name_hint for t in module.get_global_type_vars()] == ["List", "Option", "Tree"]
 
 
@@ -207,11 +207,11 @@ def array_of(prelude: Prelude, dtype: str, values: list[Any]) -> Expr:
     """An array that holds tensors, written one after the other."""
     make = prelude.get_global_var("tensor_array", dtype)
     write = prelude.get_global_var("tensor_array_write", dtype)
-    made = make(relay.const(len(values)))
+    result = make(relay.const(len(values)))
     for place, value in enumerate(values):
         constructor = prelude.get_tensor_ctor(f"tensor{value.ndim}", dtype)
-        made = write(made, relay.const(place), constructor(relay.const(value)))
-    return made
+        result = write(result, relay.const(place), constructor(relay.const(value)))
+    return result
 
 
 def tensors(value: Any) -> Any:
@@ -335,6 +335,6 @@ def test_a_module_gives_the_definition_of_a_type() -> None:
     module = relay.IRModule()
     prelude = relay.Prelude(module)
     header, cons, nil = prelude.mod.get_type("List")
-    found = module[header]
-    assert found is module.type_definitions[header]
-    assert [c.name_hint for c in found.constructors] == [cons.name_hint, nil.name_hint]
+    result = module[header]
+    assert result is module.type_definitions[header]
+    assert [c.name_hint for c in result.constructors] == [cons.name_hint, nil.name_hint]

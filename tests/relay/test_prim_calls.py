@@ -50,11 +50,11 @@ def by_vm(module: IRModule, *args: object) -> object:
 
 def by_graph(module: IRModule, *args: object) -> object:
     graph = GraphModule(relay.build(module, "llvm")["default"](ekiden.cpu()))
-    for at, each in enumerate(args):
-        graph.set_input(at, each)
+    for at, arg in enumerate(args):
+        graph.set_input(at, arg)
     graph.run()
-    found = [graph.get_output(i) for i in range(graph.get_num_outputs())]
-    return found[0] if len(found) == 1 else tuple(found)
+    result = [graph.get_output(i) for i in range(graph.get_num_outputs())]
+    return result[0] if len(result) == 1 else tuple(result)
 
 
 RUNS: dict[str, Run] = {
@@ -69,7 +69,7 @@ each_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 
 def as_arrays(result: object) -> list[np.ndarray]:
     many = result if isinstance(result, (tuple, list)) else [result]
-    return [np.asarray(each.numpy() if hasattr(each, "numpy") else each) for each in many]
+    return [np.asarray(item.numpy() if hasattr(item, "numpy") else item) for item in many]
 
 
 def module_of(body: Callable[..., relay.Expr], func: tir.PrimFunc, *params: relay.Var) -> IRModule:
@@ -83,8 +83,8 @@ def test_call_of_loop_program_runs(run: Run) -> None:
     x = relay.var("x", shape=(3,))
     module = module_of(lambda f, v: relay.nn.relu(f(f(v))), addone, x)
     data = np.array([-3, 0, 2], F32)
-    (found,) = as_arrays(run(module, data))
-    np.testing.assert_array_equal(found, np.maximum(data + 2, 0))
+    (result,) = as_arrays(run(module, data))
+    np.testing.assert_array_equal(result, np.maximum(data + 2, 0))
 
 
 @each_run
@@ -112,8 +112,8 @@ def test_one_tensor_may_be_passed_twice(run: Run) -> None:
     x = relay.var("x", shape=(3,))
     func = te.create_prim_func([a, b, outer])
     data = np.array([1, 2, 4], F32)
-    (found,) = as_arrays(run(module_of(lambda f, v: f(v, v), func, x), data))
-    np.testing.assert_array_equal(found, data[:, None] - data[None, :])
+    (result,) = as_arrays(run(module_of(lambda f, v: f(v, v), func, x), data))
+    np.testing.assert_array_equal(result, data[:, None] - data[None, :])
 
 
 @pytest.mark.parametrize("run", [RUNS["interpreter"], RUNS["vm"], RUNS["aot"]])
@@ -125,8 +125,8 @@ def test_loop_program_is_a_first_class_value(run: Run) -> None:
     _, cons, nil = module.get_type("List")
     mapped = module.get_global_var("map")(name, cons(x, cons(relay.nn.relu(x), nil())))
     module["main"] = relay.Function([x], module.get_global_var("hd")(mapped))
-    (found,) = as_arrays(run(relay.transform.InferType()(module), np.zeros(3, F32)))
-    assert found.tolist() == [1, 1, 1]
+    (result,) = as_arrays(run(relay.transform.InferType()(module), np.zeros(3, F32)))
+    assert result.tolist() == [1, 1, 1]
 
 
 def test_types_are_checked() -> None:

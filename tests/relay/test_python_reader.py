@@ -178,13 +178,13 @@ def test_match_statement_matches_constructors() -> None:
 
     @relay.script(prelude.mod)
     def second(xs: List[int32]) -> int:
-        found = -1
+        actual = -1
         match xs:
             case Cons(_, Cons(y, _)):
-                found = y
+                actual = y
             case _:
-                found = found - 1
-        return found
+                actual = actual - 1
+        return actual
 
     items = Cons(relay.const(3), Cons(relay.const(4), Nil()))
     for script, expected in ((total, 7), (second, 4)):

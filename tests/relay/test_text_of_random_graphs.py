@@ -65,9 +65,9 @@ class Graph:
             self.sum, self.sum, self.let, self.unread_let, self.branch, self.projection,
             self.application, self.cell, self.choice, self.closure, self.match,
         )  # fmt: skip
-        made = self.chance.choice(kinds)(depth - 1, scope)
-        scope.append(made)
-        return made
+        transformed = self.chance.choice(kinds)(depth - 1, scope)
+        scope.append(transformed)
+        return transformed
 
     def sum(self, depth: int, scope: list[Expr]) -> Expr:
         """Return `a + exp(b)`."""

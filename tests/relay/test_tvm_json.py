@@ -54,9 +54,9 @@ class Document:
         return self("relay.Var", _checked_type_=0, span=0, type_annotation=kind, vid=vid)
 
     def call(self, op: str, *args: str, attrs: str = "0") -> str:
-        made = self.add({"type_key": "Op", "repr_str": op})
-        given = self.list(*args)
-        return self("relay.Call", op=made, args=given, attrs=attrs, type_args=0, span=0)
+        result = self.add({"type_key": "Op", "repr_str": op})
+        argument = self.list(*args)
+        return self("relay.Call", op=result, args=argument, attrs=attrs, type_args=0, span=0)
 
     def constant(self, array: np.ndarray) -> str:  # type: ignore[type-arg]
         self.arrays.append(base64.b64encode(array_to_bytes(array)).decode())
@@ -91,10 +91,10 @@ def module(doc: Document, **more: object) -> str:
     first = doc("relay.TupleGetItem", tuple_value=whole, index=1, span=0)
     taken = doc("relay.attrs.TakeAttrs", axis=doc.int(0), batch_dims=doc.int(0), mode="clip")
     body = doc.call("take", first, doc.constant(np.array(0, np.int64)), attrs=taken)
-    said = doc("DictAttrs", __dict__=doc.map(doc.text("Inline"), doc.int(1)))
+    message = doc("DictAttrs", __dict__=doc.map(doc.text("Inline"), doc.int(1)))
     function = doc(
         "relay.Function", params=doc.list(x), body=body, ret_type=0, type_params=doc.list(),
-        attrs=said, span=0, virtual_device_=0, _checked_type_=0,
+        attrs=message, span=0, virtual_device_=0, _checked_type_=0,
     )  # fmt: skip
     name = doc("GlobalVar", name_hint=doc.text("main"), span=0, struct_info_=0)
     return doc("IRModule", functions=doc.map(name, function), type_definitions=0, attrs=0)
@@ -110,8 +110,8 @@ def test_a_module_is_the_one_of_the_same_text() -> None:
     y = relay.nn.conv2d(x, relay.const(WEIGHT), channels=4, kernel_size=(1, 1))
     index = relay.const(np.array(0, np.int64))
     body = relay.take(relay.TupleGetItem(relay.Tuple([y, y]), 1), index, axis=0, mode="clip")
-    wanted = IRModule.from_expr(relay.Function([x], body).with_attr("Inline", 1))
-    ir.assert_structural_equal(InferType()(loaded), InferType()(wanted))
+    expected = IRModule.from_expr(relay.Function([x], body).with_attr("Inline", 1))
+    ir.assert_structural_equal(InferType()(loaded), InferType()(expected))
     assert loaded["main"].params[0].type_annotation.shape[1].dtype == "int64"
 
 

@@ -36,8 +36,8 @@ def test_fresh_global_vars_avoid_collisions() -> None:
 
 def test_constant_dimensions_convert_to_int() -> None:
     n = te.var("n", "int64")
-    found = get_const_tuple((te.placeholder((3, 4)).shape[0], 5, n + 0, n))
-    assert found[:2] == (3, 5) and found[2] is n and found[3] is n
+    result = get_const_tuple((te.placeholder((3, 4)).shape[0], 5, n + 0, n))
+    assert result[:2] == (3, 5) and result[2] is n and result[3] is n
     with pytest.raises(ValueError, match="get_const_int: n is not known"):
         get_const_int(n)
 
@@ -48,14 +48,14 @@ def test_integer_lookup_tables_match_functions(dtype: str) -> None:
     numbers = np.arange(info.min, info.max + 1).astype(dtype)
     steps = relay.const(np.float32(0.05)), relay.const(np.int32(3))
     out = relay.const(np.float32(1 / 128)), relay.const(np.int32(-1))
-    made = canonicalizations.create_integer_lookup_op(
+    result = canonicalizations.create_integer_lookup_op(
         relay.const(numbers), np.tanh, *steps, *out, in_dtype=dtype, out_dtype="int8"
     )
     x = relay.var("x", shape=numbers.shape, dtype=dtype)
     plain = quantize(relay.tanh(dequantize(x, *steps)), *out)
-    found: Array = np.asarray(Interpreter().evaluate(relay.Function([], made)))
+    actual: Array = np.asarray(Interpreter().evaluate(relay.Function([], result)))
     expected = np.asarray(Interpreter().evaluate(relay.Function([x], plain), numbers))
-    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1  # tanh of NumPy and ours
+    assert np.abs(actual.astype(int) - expected.astype(int)).max() <= 1  # tanh of NumPy and ours
 
 
 def test_operators_between_integers_are_counted() -> None:
@@ -63,8 +63,8 @@ def test_operators_between_integers_are_counted() -> None:
     zero, one = relay.const(np.int32(0)), relay.const(np.float32(1))
     region = quantize(relay.nn.relu(relay.exp(dequantize(x, one, zero))), one, zero)
     body = relay.sigmoid(dequantize(region, one, zero))
-    found = relay.analysis.list_fake_quantized_op_freqs(IRModule.from_expr(body))
-    assert found == {"exp": 1, "nn.relu": 1}
+    result = relay.analysis.list_fake_quantized_op_freqs(IRModule.from_expr(body))
+    assert result == {"exp": 1, "nn.relu": 1}
 
 
 def test_constants_of_the_dialect_fold() -> None:
@@ -83,26 +83,26 @@ def test_operators_of_the_dialect_stand_beside_their_module() -> None:
 def test_other_names_of_dtypes_are_those_of_this_place() -> None:
     """TVM's "float" is float32: NumPy's would be float64."""
     one = relay.const(np.array([1, 2], np.int32))
-    made = [
+    result = [
         (relay.cast(one, "float"), "float32"),
         (relay.ones((2,), "float"), "float32"),
         (relay.arange(relay.const(2), dtype="int"), "int32"),
         (relay.full(relay.const(1.0), (2,), "uint1"), "bool"),
     ]
-    function = relay.Function([], relay.Tuple([e for e, _ in made]))
+    function = relay.Function([], relay.Tuple([e for e, _ in result]))
     folded = relay.transform.FoldConstant()(
         relay.transform.InferType()(IRModule.from_expr(function))
     )
-    assert [f.data.dtype for f in folded["main"].body.fields] == [name for _, name in made]
+    assert [f.data.dtype for f in folded["main"].body.fields] == [name for _, name in result]
 
 
 @pytest.mark.quick
 def test_no_folder_takes_the_place_of_an_operator() -> None:
     """`relay.std` was the folder of the standard library, and no call of it ran."""
-    names = (each for each in relay.op.__all__ if callable(getattr(relay.op, each)))
-    assert [each for each in names if not callable(getattr(relay, each))] == []
+    names = (item for item in relay.op.__all__ if callable(getattr(relay.op, item)))
+    assert [item for item in names if not callable(getattr(relay, item))] == []
     x = relay.var("x", shape=(2, 4))
-    found = Interpreter().evaluate(
+    result = Interpreter().evaluate(
         relay.Function([x], relay.std(x, 1)), np.eye(2, 4, dtype="float32")
     )
-    np.testing.assert_allclose(np.asarray(found), np.full(2, 3**0.5 / 4), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(result), np.full(2, 3**0.5 / 4), rtol=1e-6)

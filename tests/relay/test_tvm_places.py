@@ -36,8 +36,8 @@ def test_modules_import_by_their_path(path: str) -> None:
 
 
 def test_importers_stand_in_their_modules() -> None:
-    found = importlib.import_module("ekiden.relay.frontend.onnx").from_onnx
-    assert found is relay.frontend.from_onnx is relay.frontend.onnx.from_onnx
+    result = importlib.import_module("ekiden.relay.frontend.onnx").from_onnx
+    assert result is relay.frontend.from_onnx is relay.frontend.onnx.from_onnx
     with pytest.raises(AttributeError, match="'ekiden.relay.frontend.onnx' has no attribute"):
         _ = relay.frontend.onnx.from_caffe
 
@@ -46,8 +46,8 @@ def test_timings_are_of_the_class_in_the_module_of_modules() -> None:
     x = relay.var("x", shape=(2,))
     made = relay.vm.compile(relay.IRModule.from_expr(relay.Function([x], x + x)), "llvm")
     vm = tvm.runtime.vm.VirtualMachine(made, tvm.cpu())
-    found = vm.benchmark(tvm.cpu(), np.ones(2, "float32"), repeat=1, number=1)
-    assert isinstance(found, tvm.runtime.module.BenchmarkResult)
+    result = vm.benchmark(tvm.cpu(), np.ones(2, "float32"), repeat=1, number=1)
+    assert isinstance(result, tvm.runtime.module.BenchmarkResult)
 
 
 def test_a_table_of_patterns_is_what_merging_takes() -> None:
@@ -55,13 +55,13 @@ def test_a_table_of_patterns_is_what_merging_takes() -> None:
     def table() -> list[tuple[object, ...]]:
         return [("test.dense_relu", is_op("nn.relu")(is_op("nn.dense")(wildcard(), wildcard())))]
 
-    found = get_pattern_table("test-compiler")
-    assert found is not None and get_pattern_table("nobody") is None
+    result = get_pattern_table("test-compiler")
+    assert result is not None and get_pattern_table("nobody") is None
     x, w = relay.var("x", shape=(2, 3)), relay.var("w", shape=(4, 3))
     module = relay.IRModule.from_expr(relay.Function([x, w], relay.nn.relu(relay.nn.dense(x, w))))
     module = relay.transform.InferType()(module)
-    made = relay.transform.MergeComposite(found)(module)["main"].body
-    assert made.op.attrs["Composite"] == "test.dense_relu"
+    output = relay.transform.MergeComposite(result)(module)["main"].body
+    assert output.op.attrs["Composite"] == "test.dense_relu"
 
 
 def test_legacy_integer_table_is_the_function() -> None:
@@ -101,10 +101,10 @@ def test_the_offsets_of_a_deformable_convolution_are_inferred(layout: str) -> No
 
 def test_suppression_that_gives_no_indices_needs_none() -> None:
     boxes = relay.var("boxes", shape=(1, 3, 6))
-    made = relay.vision.non_max_suppression(
+    result = relay.vision.non_max_suppression(
         boxes, relay.const(np.int32([3])), boxes, return_indices=False
     )
-    module = relay.IRModule.from_expr(relay.Function([boxes], made))
+    module = relay.IRModule.from_expr(relay.Function([boxes], result))
     assert [int(d) for d in relay.transform.InferType()(module)["main"].ret_type.shape] == [1, 3, 6]
 
 
@@ -128,12 +128,12 @@ def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> 
     moves[0, 0, 0], moves[0, 0, 1] = -0.5, 0.5  # the first row up, the second down
     x, o = relay.var("x", shape=image.shape), relay.var("o", shape=moves.shape)
     weight = relay.const(np.ones((1, 1, 1, 1), "float32"))
-    made = relay.nn.deformable_conv2d(x, o, weight, border=border)
+    output = relay.nn.deformable_conv2d(x, o, weight, border=border)
     for kind in ("debug", "vm"):
-        module = tvm.IRModule.from_expr(relay.Function([x, o], made))
-        found = relay.create_executor(kind, module).evaluate()(image, moves).numpy()[0, 0]
+        module = tvm.IRModule.from_expr(relay.Function([x, o], output))
+        result = relay.create_executor(kind, module).evaluate()(image, moves).numpy()[0, 0]
         first = [0, 0] if border == "inside" else [0.5, 1]
-        assert found.tolist() == [first, [1.5, 2]]
+        assert result.tolist() == [first, [1.5, 2]]
 
 
 def test_the_interpreter_shows_a_value_to_a_function() -> None:
@@ -141,8 +141,8 @@ def test_the_interpreter_shows_a_value_to_a_function() -> None:
     x = relay.var("x", shape=(2,))
     shown = relay.op.debug(x * x, lambda value: seen.append(value.numpy().tolist()))
     module = tvm.IRModule.from_expr(relay.Function([x], shown + x))
-    found = relay.create_executor("debug", module).evaluate()(np.float32([1, 2]))
-    assert found.numpy().tolist() == [2, 6] and seen == [[1, 4]]
+    result = relay.create_executor("debug", module).evaluate()(np.float32([1, 2]))
+    assert result.numpy().tolist() == [2, 6] and seen == [[1, 4]]
     with pytest.raises(CompileError, match="debug"):
         relay.create_executor("vm", module).evaluate()(np.float32([1, 2]))
 
@@ -153,10 +153,10 @@ def test_global_pooling_of_lines_and_volumes(rank: int) -> None:
     x = relay.var("x", shape=data.shape)
     axes = tuple(range(2, 2 + rank))
     for name, reduce in (("max", np.max), ("avg", np.mean)):
-        made = getattr(relay.nn, f"global_{name}_pool{rank}d")(x)
-        module = tvm.IRModule.from_expr(relay.Function([x], made))
-        found = relay.create_executor("vm", module).evaluate()(data).numpy()
-        np.testing.assert_allclose(found, reduce(data, axis=axes, keepdims=True))
+        transformed = getattr(relay.nn, f"global_{name}_pool{rank}d")(x)
+        module = tvm.IRModule.from_expr(relay.Function([x], transformed))
+        result = relay.create_executor("vm", module).evaluate()(data).numpy()
+        np.testing.assert_allclose(result, reduce(data, axis=axes, keepdims=True))
 
 
 def test_annotation_hints_do_not_change_results() -> None:
@@ -165,8 +165,8 @@ def test_annotation_hints_do_not_change_results() -> None:
     function = relay.Function([x], relay.TupleGetItem(pair, 0) + relay.TupleGetItem(pair, 1))
     for kind in ("debug", "vm"):
         module = tvm.IRModule.from_expr(function)
-        found = relay.create_executor(kind, module).evaluate()(np.float32([1, 2]))
-        assert found.numpy().tolist() == [2, 6]
+        result = relay.create_executor(kind, module).evaluate()(np.float32([1, 2]))
+        assert result.numpy().tolist() == [2, 6]
     body = relay.annotation.checkpoint(x * x)
     typed = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
     slope = relay.transform.gradient(typed["main"], mode="first_order")
@@ -181,10 +181,10 @@ def test_a_device_without_a_target_has_none() -> None:
 
 def test_convolutions_in_blocks_of_channels_have_tvms_names() -> None:
     x, w = relay.var("x", shape=(1, 1, 4, 4, 8)), relay.var("w", shape=(2, 1, 3, 3, 8, 8))
-    made = relay.nn.contrib_conv2d_nchwc(
+    result = relay.nn.contrib_conv2d_nchwc(
         x, w, channels=16, kernel_size=3, data_layout="NCHW8c", kernel_layout="OIHW8i8o"
     )
-    typed = relay.testing.run_infer_type(made)
+    typed = relay.testing.run_infer_type(result)
     assert typed.checked_type == relay.TensorType((1, 2, 2, 2, 8))
     pair = relay.split(x, 2, axis=4)
     assert pair.tuple_value is pair.astuple()
@@ -199,12 +199,12 @@ def test_a_slice_with_more_ends_than_beginnings_keeps_its_layout() -> None:
     x, w = relay.var("x", shape=(1, 8, 4, 4)), relay.var("w", shape=(8, 8, 1, 1))
     sliced = relay.strided_slice(relay.nn.conv2d(x, w), begin=[0, 1], end=[1, -1, 3])
     module = tvm.IRModule.from_expr(sliced)
-    made = relay.transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]})(module)
+    transformed = relay.transform.ConvertLayout({"nn.conv2d": ["NHWC", "default"]})(module)
     data = [
         np.random.default_rng(0).normal(size=s).astype("float32")
         for s in ((1, 8, 4, 4), (8, 8, 1, 1))
     ]
     before, after = (
-        relay.create_executor("debug", m).evaluate()(*data).numpy() for m in (module, made)
+        relay.create_executor("debug", m).evaluate()(*data).numpy() for m in (module, transformed)
     )
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)

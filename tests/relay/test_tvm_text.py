@@ -210,13 +210,13 @@ def test_text_refused_by_tvm_is_refused(text: str) -> None:
 
 
 def meta(nodes: list[dict[str, Any]], arrays: list[np.ndarray[Any, Any]]) -> str:
-    made = {
+    result = {
         "root": 1,
         "nodes": [{"type_key": ""}, *nodes],
         "b64ndarrays": [base64.b64encode(array_to_bytes(a)).decode() for a in arrays],
         "attrs": {"tvm_version": "0.16.0"},
     }
-    return "#[metadata]\n" + json.dumps(made, indent=2)
+    return "#[metadata]\n" + json.dumps(result, indent=2)
 
 
 def test_constants_and_dimensions_of_tvms_meta_data() -> None:

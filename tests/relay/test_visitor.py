@@ -71,14 +71,14 @@ def test_mutator_keeps_sharing_spans_and_types_of_what_does_not_change() -> None
         "fn (%x: float32, %y: float32) { %0 = exp(%x); %1 = negative(%y); (add(%0, %0), %1) }"
     )
     assert isinstance(expr, Function) and isinstance(expr.body, Tuple)
-    made = ExpToLog().visit(expr)
+    result = ExpToLog().visit(expr)
     assert structural_equal(
-        made,
+        result,
         parse_expr("fn (%x: float32, %y: float32) { %0 = log(%x); (add(%0, %0), negative(%y)) }"),
     )
-    assert isinstance(made, Function) and isinstance(made.body, Tuple)
-    assert made.body.fields[1] is expr.body.fields[1]
-    assert made.body.fields[0].span is expr.body.fields[0].span
+    assert isinstance(result, Function) and isinstance(result.body, Tuple)
+    assert result.body.fields[1] is expr.body.fields[1]
+    assert result.body.fields[0].span is expr.body.fields[0].span
 
 
 def test_mutator_calls_the_method_of_the_node_class() -> None:
@@ -113,8 +113,8 @@ def test_rebuild_keeps_the_node_when_children_are_identical() -> None:
 def test_bind_replaces_variables_and_drops_bound_parameters() -> None:
     function = parse_expr("fn (%x: float32, %y: float32) { add(%x, %y) }")
     assert isinstance(function, Function)
-    made = bind(function, {function.params[0]: const(1.0)})
-    assert structural_equal(made, parse_expr("fn (%y: float32) { add(1f, %y) }"))
+    result = bind(function, {function.params[0]: const(1.0)})
+    assert structural_equal(result, parse_expr("fn (%y: float32) { add(1f, %y) }"))
 
 
 def test_free_and_bound_variables_are_listed() -> None:

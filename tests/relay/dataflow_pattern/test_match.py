@@ -110,16 +110,16 @@ def test_match_maps_subpatterns_to_expressions() -> None:
     total = x + c
     one = const(np.ones(3, np.float32))
     expr = op.add(one, op.exp(X))
-    found = find_match(total, expr)
-    assert found is not None
-    assert found[total] == [expr] and found[c] == [one] and found[x][0] is expr.args[1]
+    result = find_match(total, expr)
+    assert result is not None
+    assert result[total] == [expr] and result[c] == [one] and result[x][0] is expr.args[1]
 
 
 def test_a_failed_alternative_leaves_nothing_behind() -> None:
     x = wildcard()
     left, right = is_op("exp")(x) + is_op("exp")(x), is_op("exp")(x) + is_op("tanh")(wildcard())
-    found = find_match(left | right, op.add(op.exp(X), op.tanh(Y)))
-    assert found is not None and left not in found and found[x] == [X]
+    result = find_match(left | right, op.add(op.exp(X), op.tanh(Y)))
+    assert result is not None and left not in result and result[x] == [X]
 
 
 def _diamond(through: bool = True, extra: bool = False) -> Expr:
@@ -140,8 +140,8 @@ DIAMOND = dominates(
 
 def test_dominator_pattern_matches() -> None:
     assert DIAMOND.match(_diamond())
-    found = find_match(DIAMOND, _diamond())
-    assert found is not None and len(found[DIAMOND.path]) == 3
+    result = find_match(DIAMOND, _diamond())
+    assert result is not None and len(result[DIAMOND.path]) == 3
 
 
 def test_every_path_must_begin_at_the_parent() -> None:

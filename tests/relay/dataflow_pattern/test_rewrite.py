@@ -72,22 +72,22 @@ def test_a_chain_of_constants_folds() -> None:
     expr: Expr = X
     for i in range(20):
         expr = op.add(expr, const(float(i)))
-    made = rewrite(Reassociate(), expr)
-    assert isinstance(made, Call) and made.args[0] is X
-    assert isinstance(made.args[1], Constant) and made.args[1].data == sum(range(20))
+    result = rewrite(Reassociate(), expr)
+    assert isinstance(result, Call) and result.args[0] is X
+    assert isinstance(result.args[1], Constant) and result.args[1].data == sum(range(20))
 
 
 def test_rewriting_enters_functions_and_keeps_sharing() -> None:
     shared = negated(X, 2)
     function = Function((X,), op.add(op.exp(shared), shared), None)
-    made = rewrite(DropDoubleNegation(), function)
-    assert structural_equal(made, Function((X,), op.add(op.exp(X), X), None))
+    result = rewrite(DropDoubleNegation(), function)
+    assert structural_equal(result, Function((X,), op.add(op.exp(X), X), None))
 
 
 def test_several_callbacks_work_together() -> None:
     expr = op.add(negated(op.add(X, const(1.0)), 2), const(2.0))
-    made = rewrite([DropDoubleNegation(), Reassociate()], expr)
-    assert structural_equal(made, op.add(X, const(3.0)), True)
+    result = rewrite([DropDoubleNegation(), Reassociate()], expr)
+    assert structural_equal(result, op.add(X, const(3.0)), True)
 
 
 def test_unmatched_expressions_are_unchanged() -> None:
@@ -105,8 +105,8 @@ def test_types_of_matches_are_known_where_required() -> None:
             kind = pre.checked_type
             return op.zeros(kind.shape, kind.dtype)  # type: ignore[attr-defined]
 
-    made = ToShape().rewrite(op.zeros_like(op.exp(X)))
-    assert structural_equal(made, op.zeros((2, 3), "float32"))
+    result = ToShape().rewrite(op.zeros_like(op.exp(X)))
+    assert structural_equal(result, op.zeros((2, 3), "float32"))
 
 
 def test_non_terminating_callback_is_an_error() -> None:
@@ -195,13 +195,15 @@ def test_constants_that_a_pattern_names_move_inside() -> None:
     assert args == (X, scale)
 
 
-@pytest.mark.parametrize("given", [None, [wildcard(), wildcard()]])
-def test_what_uses_the_parameters_of_a_function_stays_in_it(given: list[DFPattern] | None) -> None:
+@pytest.mark.parametrize("argument", [None, [wildcard(), wildcard()]])
+def test_what_uses_the_parameters_of_a_function_stays_in_it(
+    argument: list[DFPattern] | None,
+) -> None:
     """A wildcard for the body stands for all of it; what the body takes from outside is given."""
     a, b = var("a"), var("b")
     outside = op.exp(Z)
     inner = Function([a, b], op.add(op.multiply(a, b), outside))
-    pattern = is_op("nn.relu")(FunctionPattern(given, wildcard())(None))
+    pattern = is_op("nn.relu")(FunctionPattern(argument, wildcard())(None))
     function, args = _parts(partition(pattern, op.nn.relu(Call(inner, [X, Y]))))
     assert args == (X, Y, outside) or args == (outside, X, Y)
     assert set(free_vars(function)) == set()
@@ -213,9 +215,9 @@ def test_partition_of_a_long_program() -> None:
     expr: Expr = X
     for _ in range(10_000):
         expr = op.add(op.multiply(expr, Y), Z)
-    made = partition(MULTIPLY_ADD, expr)
+    result = partition(MULTIPLY_ADD, expr)
     count = 0
-    while made is not X:
-        _, (made, *_) = _parts(made)
+    while result is not X:
+        _, (result, *_) = _parts(result)
         count += 1
     assert count == 10_000

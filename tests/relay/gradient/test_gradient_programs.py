@@ -38,8 +38,8 @@ def run(function: Function, *args: Array) -> tuple[Array, list[Array]]:
 
 def text_gradient(text: str, *args: Array) -> list[Array]:
     module = parse(text)
-    made = gradient(module.get_global_var("main"), module)
-    return run(made, *args)[1]
+    result = gradient(module.get_global_var("main"), module)
+    return run(result, *args)[1]
 
 
 # The language.
@@ -93,8 +93,8 @@ def test_gradient_is_of_the_first_result() -> None:
 
 def test_what_a_result_does_not_depend_on_gets_zeros() -> None:
     x, n = var("x", shape=(2,)), var("n", shape=(3,), dtype="int32")
-    made = gradient(Function([x, n], op.exp(op.zeros_like(x))))
-    _, grads = run(made, np.ones(2, np.float32), np.ones(3, np.int32))
+    result = gradient(Function([x, n], op.exp(op.zeros_like(x))))
+    _, grads = run(result, np.ones(2, np.float32), np.ones(3, np.int32))
     assert [g.tolist() for g in grads] == [[0, 0], [0, 0, 0]]
     assert grads[1].dtype == np.int32
 
@@ -113,13 +113,13 @@ def test_gradient_of_symbolic_sizes() -> None:
     n = SizeVar("n")
     x, w = var("x", tensor_type((n, 3))), var("w", shape=(2, 3))
     loss = op.mean(op.nn.log_softmax(op.nn.dense(x, w)))
-    made = gradient(Function([x, w], loss))
+    result = gradient(Function([x, w], loss))
     for size in (1, 4):
         args = [np.random.default_rng(size).normal(size=s).astype("f") for s in ((size, 3), (2, 3))]
         tensors = [torch.tensor(a, requires_grad=True) for a in args]
         torch.log_softmax(tensors[0] @ tensors[1].T, -1).mean().backward()
-        for got, expected in zip(run(made, *args)[1], tensors, strict=True):
-            np.testing.assert_allclose(got, expected.grad, rtol=1e-4, atol=1e-6)
+        for actual, expected in zip(run(result, *args)[1], tensors, strict=True):
+            np.testing.assert_allclose(actual, expected.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_gradient_of_a_long_chain() -> None:
@@ -132,8 +132,8 @@ def test_gradient_of_a_long_chain() -> None:
 
 def test_the_pass_differentiates_every_function() -> None:
     module = parse("def @main(%x: float32) { exp(%x) } def @f(%y: float32) { multiply(%y, 2f) }")
-    made = FirstOrderGradient()(module)
-    result, (grad,) = Interpreter(made).evaluate("f", np.float32(3))
+    transformed = FirstOrderGradient()(module)
+    result, (grad,) = Interpreter(transformed).evaluate("f", np.float32(3))
     assert (result, grad) == (6, 2)
 
 
@@ -180,15 +180,15 @@ def _against_torch(
 ) -> None:
     """Compiled: the loss and the gradient of every parameter to 1e-4."""
     loss.backward()
-    made = gradient(function)
-    exe = ekiden.compile(IRModule({"main": made}))
-    found, *grads = _flat(exe(*args))
-    np.testing.assert_allclose(found, loss.item(), rtol=1e-4)
+    output = gradient(function)
+    exe = ekiden.compile(IRModule({"main": output}))
+    actual, *grads = _flat(exe(*args))
+    np.testing.assert_allclose(actual, loss.item(), rtol=1e-4)
     assert len(grads) == len(tensors)
-    for got, tensor in zip(grads, tensors, strict=True):
+    for result, tensor in zip(grads, tensors, strict=True):
         assert tensor.grad is not None
         expected = tensor.grad.numpy()
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def _flat(value: object) -> list[Array]:
@@ -262,29 +262,29 @@ def test_gradient_of_empty_tensors(sizes: tuple[int, int, int, int]) -> None:
     """A 0 in a shape is a size: gradients have the shapes of what they are of."""
     batch, rows, depth, units = sizes
     x, w = var("x", shape=(batch, rows, depth)), var("w", shape=(units, depth))
-    given = [np.ones((batch, rows, depth), "f"), np.ones((units, depth), "f")]
+    inputs = [np.ones((batch, rows, depth), "f"), np.ones((units, depth), "f")]
     layer = Function((x, w), op.tile(op.nn.dense(x, w), (2, 1, 1)))
-    _, found = run(gradient(layer), *given)
-    assert [g.shape for g in found] == [g.shape for g in given]
+    _, result = run(gradient(layer), *inputs)
+    assert [g.shape for g in result] == [g.shape for g in inputs]
     image = var("x", shape=(1, depth, 5, 5))
     weight = var("w", shape=(units, depth, 3, 3))
-    given = [np.ones((1, depth, 5, 5), "f"), np.ones((units, depth, 3, 3), "f")]
+    inputs = [np.ones((1, depth, 5, 5), "f"), np.ones((units, depth, 3, 3), "f")]
     product = Function((image, weight), op.nn.conv2d(image, weight))
-    _, found = run(gradient(product), *given)
-    assert [g.shape for g in found] == [g.shape for g in given]
+    _, result = run(gradient(product), *inputs)
+    assert [g.shape for g in result] == [g.shape for g in inputs]
 
 
 def test_a_training_step_reduces_the_loss() -> None:
     """One compiled function computes the loss and the next weights."""
     function, shapes = _network()
-    made = gradient(function)
-    assert isinstance(made.body, Tuple)
+    result = gradient(function)
+    assert isinstance(result.body, Tuple)
     rate = const(0.2)
-    grads = made.body[1]
+    grads = result.body[1]
     learned = range(1, len(shapes) - 1)
-    stepped = [op.subtract(made.params[k], op.multiply(rate, grads[k])) for k in learned]
+    stepped = [op.subtract(result.params[k], op.multiply(rate, grads[k])) for k in learned]
     step = ekiden.compile(
-        IRModule({"main": Function(made.params, Tuple([made.body[0], *stepped]))})
+        IRModule({"main": Function(result.params, Tuple([result.body[0], *stepped]))})
     )
     x, *weights, target = _random(shapes, 1)
     target = np.eye(5, dtype=np.float32)[[3, 0, 1, 1]]

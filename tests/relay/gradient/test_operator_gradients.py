@@ -150,12 +150,12 @@ def _values(name: str, shapes: Sequence[Shape]) -> list[np.ndarray]:
     """Numbers at a distance from kinks and ties, in the domain of the operator."""
     rng = np.random.default_rng(len(name))
     low, high = (0.5, 2) if name in POSITIVE else (1.5, 3) if name in ABOVE else (-0.9, 0.9)
-    found = []
+    result = []
     for shape in shapes:
         size = int(np.prod(shape))
-        values = np.linspace(low, high, size) + 0.013 + 0.0071 * len(found)
-        found.append(rng.permutation(values).reshape(shape))
-    return found
+        values = np.linspace(low, high, size) + 0.013 + 0.0071 * len(result)
+        result.append(rng.permutation(values).reshape(shape))
+    return result
 
 
 def _check(name: str, build: Build, shapes: Sequence[Shape]) -> None:
@@ -234,10 +234,10 @@ def test_gradient_at_singular_points(
     params: str, body: str, args: list[list[float]], wanted: list[list[float]]
 ) -> None:
     module = parse(f"def @main({params}) {{ {body} }}")
-    made = gradient(module.get_global_var("main"), module)
-    given = [np.array(a, p.checked_type.dtype) for a, p in zip(args, made.params, strict=True)]
-    _, found = Interpreter(IRModule({"main": made})).evaluate("main", *given)
-    for one, other, arg in zip(found, wanted, given, strict=True):
+    result = gradient(module.get_global_var("main"), module)
+    inputs = [np.array(a, p.checked_type.dtype) for a, p in zip(args, result.params, strict=True)]
+    _, actual = Interpreter(IRModule({"main": result})).evaluate("main", *inputs)
+    for one, other, arg in zip(actual, wanted, inputs, strict=True):
         assert one.dtype == arg.dtype
         np.testing.assert_array_equal(one, np.array(other, arg.dtype))
 
@@ -251,15 +251,15 @@ def test_a_convolution_with_a_layout_of_its_result_has_no_gradient() -> None:
 
 def test_a_gradient_has_the_dtype_of_what_was_cast() -> None:
     x = var("x", shape=(2,), dtype="float32")
-    made = gradient(Function([x], op.sum(op.cast(x, "float64"))))
-    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", np.ones(2, np.float32))
+    result = gradient(Function([x], op.sum(op.cast(x, "float64"))))
+    _, (grad,) = Interpreter(IRModule({"main": result})).evaluate("main", np.ones(2, np.float32))
     assert grad.dtype == np.float32 and grad.tolist() == [1, 1]
 
 
 def test_a_gradient_has_the_dtype_of_what_fills() -> None:
     value = var("value", shape=(), dtype="float32")
-    made = gradient(Function([value], op.sum(op.full(value, (2, 3), "float64"))))
-    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", np.float32(2))
+    result = gradient(Function([value], op.sum(op.full(value, (2, 3), "float64"))))
+    _, (grad,) = Interpreter(IRModule({"main": result})).evaluate("main", np.float32(2))
     assert grad.dtype == np.float32 and grad == 6
 
 
@@ -288,11 +288,11 @@ def test_the_other_flat_operators_have_no_numbers_to_differentiate() -> None:
             continue
         arguments = (x,) if len(OPS[name].arguments) == 1 else (x, x)
         try:
-            made = infer_type(IRModule.from_expr(getattr(op, name)(*arguments)))
+            result = infer_type(IRModule.from_expr(getattr(op, name)(*arguments)))
         except TypeInferenceError as error:  # takes no floating numbers
             assert "float64" in str(error)
             continue
-        main = made["main"]
+        main = result["main"]
         assert isinstance(main, Function) and isinstance(main.ret_type, TensorType)
         assert "float" not in main.ret_type.dtype, name
 
@@ -321,9 +321,9 @@ DYNAMIC: dict[str, tuple[Build, np.ndarray, np.ndarray]] = {
 
 def test_gradient_of_step_functions_is_zero() -> None:
     start, stop, step = (var(n, shape=(), dtype="float64") for n in ("start", "stop", "step"))
-    made = gradient(Function([start, stop, step], op.arange(start, stop, step, "float64")))
+    output = gradient(Function([start, stop, step], op.arange(start, stop, step, "float64")))
     values = [np.array(v) for v in (2.5, 9.5, 1.8)]
-    result, grads = Interpreter(IRModule({"main": made})).evaluate("main", *values)
+    result, grads = Interpreter(IRModule({"main": output})).evaluate("main", *values)
     assert len(result) == 4 and [float(g) for g in grads] == [4, 0, 6]
 
 
@@ -331,8 +331,8 @@ def test_gradient_of_step_functions_is_zero() -> None:
 def test_gradient_through_a_shape_that_is_data(name: str) -> None:
     build, value, expected = DYNAMIC[name]
     x = var("x", shape=value.shape, dtype="float64")
-    made = gradient(Function([x], build(x)))
-    _, (grad,) = Interpreter(IRModule({"main": made})).evaluate("main", value)
+    result = gradient(Function([x], build(x)))
+    _, (grad,) = Interpreter(IRModule({"main": result})).evaluate("main", value)
     np.testing.assert_array_equal(grad, expected)
 
 

@@ -30,18 +30,18 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a module
 def test_tree_lstm_trains_to_the_losses_of_torch(programs: Any) -> None:  # noqa: ANN401
     model = programs.tree_lstm
     weights = model.initial_weights()
-    ours = programs.ekiden_step(model.loss_module(), weights, model.RATE)
-    theirs = programs.torch_step(programs.torch_tree_loss, weights, model.RATE)
+    result = programs.ekiden_step(model.loss_module(), weights, model.RATE)
+    reference = programs.torch_step(programs.torch_tree_loss, weights, model.RATE)
     for tree, label in model.examples(STEPS):
-        loss = ours(model.as_value(tree), np.array([label], "int32"))
-        assert loss == pytest.approx(theirs(tree, label), abs=ROUNDING)
+        loss = result(model.as_value(tree), np.array([label], "int32"))
+        assert loss == pytest.approx(reference(tree, label), abs=ROUNDING)
 
 
 def test_rnn_trains_to_the_losses_of_torch(programs: Any) -> None:  # noqa: ANN401
     model = programs.train_rnn
     weights = model.initial_weights()
-    ours = programs.ekiden_step(model.loss_module(), weights, model.RATE)
-    theirs = programs.torch_step(programs.torch_rnn_loss, weights, model.RATE)
+    result = programs.ekiden_step(model.loss_module(), weights, model.RATE)
+    reference = programs.torch_step(programs.torch_rnn_loss, weights, model.RATE)
     for x, labels in model.batches(STEPS):
-        loss = ours(model.as_list(x), labels)
-        assert loss == pytest.approx(theirs(x, labels), abs=ROUNDING)
+        loss = result(model.as_list(x), labels)
+        assert loss == pytest.approx(reference(x, labels), abs=ROUNDING)

@@ -61,9 +61,11 @@ def rescaling() -> Iterator[Case]:
     for dtype, to in (("int8", "uint8"), ("uint8", "int8"), ("int8", "int32")):
         for rounding in ("UPWARD", "TONEAREST"):
             for compute in ("int64", "float32", "float64"):
-                how = {"rounding": rounding, "compute_dtype": compute, "out_dtype": to}
+                options = {"rounding": rounding, "compute_dtype": compute, "out_dtype": to}
                 yield case(
-                    lambda x, how=how: qnn.requantize(x, *three, scale(0.7), point(-9), 1, **how),
+                    lambda x, options=options: qnn.requantize(
+                        x, *three, scale(0.7), point(-9), 1, **options
+                    ),
                     levels(dtype, 2, 3, 4),
                 )
 
@@ -126,7 +128,7 @@ def as_texts(data: Array) -> Array:
     width = data.shape[-1]
     if not data.size:
         return data
-    made = []
+    result = []
     for row in data.reshape(-1, width):
         text = ""
         for byte in row:
@@ -134,8 +136,8 @@ def as_texts(data: Array) -> Array:
             if not letter or len((text + letter).encode()) > width:
                 break
             text += letter
-        made.append(text)
-    return encode_strings(made, width).reshape(data.shape)
+        result.append(text)
+    return encode_strings(result, width).reshape(data.shape)
 
 
 def texts() -> Iterator[Case]:
@@ -171,10 +173,10 @@ def texts() -> Iterator[Case]:
 
 def listed(*parts: Expr) -> Expr:
     """A sequence of tensors."""
-    made: Expr = op.sequence.empty()
-    for each in parts:
-        made = op.sequence.append(made, each)
-    return made
+    result: Expr = op.sequence.empty()
+    for part in parts:
+        result = op.sequence.append(result, part)
+    return result
 
 
 def sequences() -> Iterator[Case]:
@@ -226,7 +228,7 @@ def parts() -> Iterator[Case]:
         )  # fmt: skip
     data, scales = levels("int8", 3, 64), np.abs(normal(1, 2, 64))
     yield case(
-        lambda *given: op.nn.contrib_dense_nibbles_pack(*given, 40), data, np.abs(normal(3, 2)),
+        lambda *args: op.nn.contrib_dense_nibbles_pack(*args, 40), data, np.abs(normal(3, 2)),
         sums_of_blocks(data, (3, 2)), levels("int32", 1, 2, 4, 64), scales,
         integers(0, 16, 1, 2, 64, dtype="uint8"), symbolic=False,
     )  # fmt: skip

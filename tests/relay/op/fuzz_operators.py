@@ -142,13 +142,13 @@ CHOSEN = ("vm.part", "vm.prefix")
 
 def samples() -> dict[str, list[Case]]:
     """Operator -> its sample calls."""
-    found: dict[str, list[Case]] = defaultdict(list)
+    result: dict[str, list[Case]] = defaultdict(list)
     families = (operator_cases, nn_operator_cases, inventory_cases, frontend_cases)
-    for each in (*(c for f in families for c in f.CASES), *_more()):
-        if each.name in CHOSEN:
-            each = dataclasses.replace(each, symbolic=False)
-        found[each.name].append(each)
-    return dict(found)
+    for item in (*(c for f in families for c in f.CASES), *_more()):
+        if item.name in CHOSEN:
+            item = dataclasses.replace(item, symbolic=False)
+        result[item.name].append(item)
+    return dict(result)
 
 
 SAMPLES = samples()
@@ -156,13 +156,13 @@ SAMPLES = samples()
 
 def _words() -> dict[tuple[str, str], list[str]]:
     """Kind of attributes, field -> the words that samples have for it."""
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    result: dict[tuple[str, str], set[str]] = defaultdict(set)
     for attrs in (c.call.attrs for many in SAMPLES.values() for c in many):
         for f in () if attrs is None else dataclasses.fields(attrs):  # type: ignore[arg-type]
             value = getattr(attrs, f.name)
             if attrs is not None and isinstance(value, str):
-                found[attrs.type_key, f.name].add(value)
-    return {key: sorted(words) for key, words in found.items()}
+                result[attrs.type_key, f.name].add(value)
+    return {key: sorted(words) for key, words in result.items()}
 
 
 WORDS = _words()
@@ -227,9 +227,9 @@ def _whole_bytes(arrays: list[Array]) -> list[Array]:
         weight = weight.copy()
         weight[..., 1:128:2] &= 0xBB  # bits of the exponents of float16
     with np.errstate(all="ignore"):
-        found = np.nan_to_num(np.round(data), nan=0.0).clip(-127, 127).astype(np.float32)
-    found[..., ::32] = 127
-    return [found, weight]
+        result = np.nan_to_num(np.round(data), nan=0.0).clip(-127, 127).astype(np.float32)
+    result[..., ::32] = 127
+    return [result, weight]
 
 
 def _contracting(arrays: list[Array]) -> list[Array]:
@@ -301,11 +301,11 @@ class Tally:
     @staticmethod
     def load(path: Path, seed: int) -> Tally:
         """What `save` wrote. Raises ValueError where it is of other sources or another seed."""
-        found = json.loads(path.read_text())
-        if found["of"] != _sources(seed):
+        result = json.loads(path.read_text())
+        if result["of"] != _sources(seed):
             raise ValueError(f"{path}: of other sources or another seed: begin anew")
-        finds = [Find(*each) for each in found["finds"]]
-        return Tally(finds=finds, **{name: Counter(found[name]) for name in COUNTS})
+        finds = [Find(*item) for item in result["finds"]]
+        return Tally(finds=finds, **{name: Counter(result[name]) for name in COUNTS})
 
     def add(self, kind: str, variant: str, message: str) -> None:
         """Note something that is wrong, and say so at once."""
@@ -385,8 +385,8 @@ class Mutator:
 
     def extents(self, arrays: Sequence[Array]) -> dict[int, int]:
         """Extent -> what it becomes, all at once."""
-        found = {d for a in arrays for d in a.shape}
-        return {d: d if self.often(0.6) else int(self.one(EXTENTS)) for d in sorted(found)}  # type: ignore[call-overload]
+        result = {d for a in arrays for d in a.shape}
+        return {d: d if self.often(0.6) else int(self.one(EXTENTS)) for d in sorted(result)}  # type: ignore[call-overload]
 
     def types(self, arrays: Sequence[Array]) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and dtypes like those of some arrays."""
@@ -397,13 +397,13 @@ class Mutator:
             whole = to_numpy(old).kind in "iub"
             like = [d for d in DTYPES if (to_numpy(d).kind in "iub") == whole]
             dtypes[old] = str(self.one(like))
-        made = []
-        for each in arrays:
-            shape = tuple(extents[d] for d in each.shape)
+        result = []
+        for array in arrays:
+            shape = tuple(extents[d] for d in array.shape)
             if shape and self.often(0.05):  # one that does not go with the others
                 shape = (*shape[:-1], int(self.one(EXTENTS)))  # type: ignore[call-overload]
-            made.append((shape, dtypes[str(each.dtype)]))
-        return made
+            result.append((shape, dtypes[str(array.dtype)]))
+        return result
 
     def array(
         self, like: Array, shape: Sequence[int], dtype: str, sizes: bool, indices: bool
@@ -421,12 +421,12 @@ class Mutator:
         low, high = (int(f(like)) if whole else 3 * n for n, f in enumerate((np.min, np.max)))
         way = self.rng.random()
         if way < 0.45:
-            found = self.rng.integers(low, high + 1, shape)
+            result = self.rng.integers(low, high + 1, shape)
         elif way < 0.6:
-            found = self.rng.integers(-abs(high) - 2, abs(high) + 3, shape)
+            result = self.rng.integers(-abs(high) - 2, abs(high) + 3, shape)
         elif way < 0.8:
-            found = self.rng.integers(low, high + 1, shape)
-            if found.size:  # one that is a little, or far, out of range
+            result = self.rng.integers(low, high + 1, shape)
+            if result.size:  # one that is a little, or far, out of range
                 spoilt = (
                     low - 1,
                     high + 1,
@@ -437,47 +437,47 @@ class Mutator:
                     info.max,
                     info.min,
                 )
-                found.reshape(-1)[int(self.rng.integers(found.size))] = np.int64(
+                result.reshape(-1)[int(self.rng.integers(result.size))] = np.int64(
                     min(int(self.one(spoilt)), 2**62)  # type: ignore[call-overload]
                 )
         else:
-            found = self.rng.integers(-9, 40, shape)
+            result = self.rng.integers(-9, 40, shape)
         if sizes:
-            found = np.clip(found, -SIZES, SIZES)
-        return np.asarray(np.clip(found, max(info.min, -(2**62)), min(info.max, 2**62))).astype(
+            result = np.clip(result, -SIZES, SIZES)
+        return np.asarray(np.clip(result, max(info.min, -(2**62)), min(info.max, 2**62))).astype(
             kind
         )
 
     def floats(self, shape: Sequence[int], kind: np.dtype[Any], special: bool) -> Array:
         """Numbers around 0; sometimes `special` ones among them."""
-        found = self.rng.normal(size=shape) * float(self.one((1, 1, 1, 10)))  # type: ignore[arg-type]
-        found = np.asarray(found)
-        if special and found.size and self.often(0.1):
-            count = 1 + int(self.rng.integers(min(found.size, 4)))
-            at = self.rng.integers(found.size, size=count)
-            found.reshape(-1)[at] = self.rng.choice(SPECIAL, count)
+        result = self.rng.normal(size=shape) * float(self.one((1, 1, 1, 10)))  # type: ignore[arg-type]
+        result = np.asarray(result)
+        if special and result.size and self.often(0.1):
+            count = 1 + int(self.rng.integers(min(result.size, 4)))
+            at = self.rng.integers(result.size, size=count)
+            result.reshape(-1)[at] = self.rng.choice(SPECIAL, count)
         with np.errstate(all="ignore"):
-            return found.astype(kind)
+            return result.astype(kind)
 
 
-def _leaves(found: object) -> list[Array]:
-    if isinstance(found, ConstructorValue):
-        return op.sequence.elements(found)
-    if isinstance(found, runtime.ADT):
-        return [_plain(e) for e in sequence_to_list(found)]
-    many = found if isinstance(found, (tuple, list)) else (found,)
+def _leaves(result: object) -> list[Array]:
+    if isinstance(result, ConstructorValue):
+        return op.sequence.elements(result)
+    if isinstance(result, runtime.ADT):
+        return [_plain(e) for e in sequence_to_list(result)]
+    many = result if isinstance(result, (tuple, list)) else (result,)
     return [a for m in many for a in (_leaves(m) if isinstance(m, (tuple, list)) else [_plain(m)])]
 
 
-def _plain(found: object) -> Array:
-    return np.asarray(found.numpy() if hasattr(found, "numpy") else found)
+def _plain(result: object) -> Array:
+    return np.asarray(result.numpy() if hasattr(result, "numpy") else result)
 
 
 def result_sizes(kind: Type) -> Iterator[int]:
     """Yield the elements of each tensor of a type, its symbols as large as extents are."""
-    for each in kind.fields if isinstance(kind, TupleType) else (kind,):
-        if isinstance(each, TensorType):
-            extents = [d.value if isinstance(d, IntImm) else max(EXTENTS) for d in each.shape]
+    for item in kind.fields if isinstance(kind, TupleType) else (kind,):
+        if isinstance(item, TensorType):
+            extents = [d.value if isinstance(d, IntImm) else max(EXTENTS) for d in item.shape]
             yield math.prod(extents)
 
 
@@ -578,7 +578,7 @@ class Fuzzer:
     def data(self, variant: Variant) -> list[Array]:
         """Arguments for a variant."""
         symbols: dict[SizeVar, int] = {}
-        found = []
+        result = []
         for like, (shape, dtype) in zip(variant.likes, variant.types, strict=True):
             extents = [
                 symbols.setdefault(d, int(self.mutator.one(EXTENTS)))  # type: ignore[call-overload]
@@ -586,11 +586,11 @@ class Fuzzer:
                 else d
                 for d in shape
             ]
-            found.append(
+            result.append(
                 self.mutator.array(like, extents, dtype, variant.sizes, OPS[variant.name].may_fail)
             )
         prepare = PREPARED.get(variant.name)
-        return found if prepare is None else prepare(found)
+        return result if prepare is None else prepare(result)
 
     def try_variant(self, variant: Variant, most: int, seconds: float) -> None:
         """Compile a variant and run it on so many arrays, or for so long."""
@@ -599,8 +599,8 @@ class Fuzzer:
         try:
             exe = ekiden.compile(variant.module, tier=self.tier, bounds="check")
         except Exception as error:
-            given = self.data(variant)
-            refusal = _tried(lambda: interpreter.evaluate("main", *given))[1]
+            data = self.data(variant)
+            refusal = _tried(lambda: interpreter.evaluate("main", *data))[1]
             tally.cases[variant.name] += 1
             tally.refused[variant.name] += 1
             if refusal is None or not isinstance(error, CompileError):
@@ -610,11 +610,11 @@ class Fuzzer:
         wrong = 0
         for _ in range(most):
             arrays = self.data(variant)
-            wanted, refusal = _tried(lambda given=arrays: interpreter.evaluate("main", *given))
-            found, error = _tried(lambda given=arrays: exe(*given))
+            expected, refusal = _tried(lambda data=arrays: interpreter.evaluate("main", *data))
+            actual, error = _tried(lambda data=arrays: exe(*data))
             tally.cases[variant.name] += 1
             tally.refused[variant.name] += error is not None
-            message = self.compare(variant, arrays, wanted, refusal, found, error)
+            message = self.compare(variant, arrays, expected, refusal, actual, error)
             if message is not None:
                 shown = "; ".join(f"{a.dtype}{list(a.shape)} {a.tolist()!r:.200}" for a in arrays)
                 tally.add(message[0], variant.text, f"{message[1]} on {shown}")
@@ -628,7 +628,7 @@ class Fuzzer:
         arrays: Sequence[Array],
         wanted: object,
         refusal: Exception | None,
-        found: object,
+        actual: object,
         error: Exception | None,
     ) -> tuple[str, str] | None:
         """What is wrong with a case, if anything."""
@@ -647,7 +647,7 @@ class Fuzzer:
             return "refusal", f"interpreter: {_said(refusal)} vm: {_said(error)}"
         if refusal is not None or OPS[variant.name].stateful:
             return None
-        outcome = _leaves(wanted), _leaves(found)
+        outcome = _leaves(wanted), _leaves(actual)
         if variant.name == "vm.part":  # the rest is nobody's
             outcome = tuple([a[tuple(map(slice, arrays[0].shape))] for a in r] for r in outcome)
         floats = (a.astype("float64") for a in arrays if a.dtype.kind not in "iub")
@@ -691,26 +691,26 @@ def _may_overflow(data: Array, dtype: np.dtype[Any]) -> bool:
     return bool(max(parts) > ml_dtypes.finfo(dtype).maxexp - 2)
 
 
-def _both_finite(wanted: Sequence[Array], found: Sequence[Array]) -> tuple[list[Array], ...]:
+def _both_finite(wanted: Sequence[Array], actual: Sequence[Array]) -> tuple[list[Array], ...]:
     """Results with 0 where neither is a finite number."""
     kept: tuple[list[Array], list[Array]] = [], []
-    for a, b in zip(wanted, found, strict=False):
+    for a, b in zip(wanted, actual, strict=False):
         alike = a.shape == b.shape and a.dtype.kind not in "iub" and b.dtype.kind not in "iub"
         none = ~np.isfinite(a) & ~np.isfinite(b) if alike else None
-        for to, each in zip(kept, (a, b), strict=True):
-            to.append(each if none is None else np.where(none, np.zeros((), each.dtype), each))
+        for to, item in zip(kept, (a, b), strict=True):
+            to.append(item if none is None else np.where(none, np.zeros((), item.dtype), item))
     return kept
 
 
 def _difference(
-    wanted: Sequence[Array], found: Sequence[Array], largest: float, steps: int
+    wanted: Sequence[Array], actual: Sequence[Array], largest: float, steps: int
 ) -> tuple[str, str] | None:
     """How results differ; what is lost by cancelling counts by the `largest` argument. Integers
     may be so many `steps` apart.
     """
-    if len(wanted) != len(found):
-        return "count", f"{len(wanted)} results expected, got {len(found)}"
-    for a, b in zip(wanted, found, strict=True):
+    if len(wanted) != len(actual):
+        return "count", f"{len(wanted)} results expected, got {len(actual)}"
+    for a, b in zip(wanted, actual, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return "type", f"{a.dtype}{a.shape} expected, got {b.dtype}{b.shape}"
         if a.dtype.kind in "iub":

@@ -36,7 +36,7 @@ def elementwise() -> Iterator[Case]:
     yield case(op.trunc_mod, normal(3, 4), positive(4) + 0.5)
     x = integers(-(2**20), 2**20, 4, 6, dtype="int32")
     yield case(lambda x: op.fixed_point_multiply(x, 1395864371, 3), x)
-    shifts = [np.array([each, 0], "int32") for each in (1, 3)]
+    shifts = [np.array([item, 0], "int32") for item in (1, 3)]
     yield case(lambda x, y, left, right: op.fixed_point_multiply_per_axis(
         x, y, left, right, True, True, (0,)
     ), np.array([[1 << 30, -7, 9], [5, -(1 << 31), 3]], "int32"),
@@ -210,8 +210,8 @@ def matrices() -> Iterator[Case]:
     """Decompositions; of one batch and of several, square and not, of small floats too."""
     near = functools.partial(case, symbolic=False, tolerance=1e-5)
     x, tall, wide = normal(2, 4, 4), normal(5, 3), normal(3, 17)
-    yield from (near(op.linalg.lu_factor, each) for each in (x, tall, wide))
-    yield from (near(op.linalg.geqrf, each) for each in (tall, wide))
+    yield from (near(op.linalg.lu_factor, item) for item in (x, tall, wide))
+    yield from (near(op.linalg.geqrf, item) for item in (tall, wide))
     yield near(op.linalg.cholesky, x @ x.swapaxes(1, 2) + np.eye(4, dtype="float32"))
     lower = np.tril(x) + 3 * np.eye(4, dtype="float32")
     yield near(op.linalg.solve_triangular, lower, normal(2, 4, 17))

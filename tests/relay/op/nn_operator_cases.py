@@ -116,16 +116,16 @@ def winograd_convolutions() -> Iterator[Case]:
     pads = (1, 0, 1, 2)
     geometry = {"padding": ((1, 1), (0, 2))}
     for m in (2, 4):
-        made = transform_weight(w, m, 4)
+        result = transform_weight(w, m, 4)
         yield case(
             lambda b, m=m: op.nn.contrib_conv2d_winograd_weight_transform(b, m, 4),
-            w, expected=lambda b, made=made: made, tolerance=2e-5, symbolic=False,
+            w, expected=lambda b, result=result: result, tolerance=2e-5, symbolic=False,
         )  # fmt: skip
         yield case(
             lambda a, b, m=m: op.nn.contrib_conv2d_winograd_without_weight_transform(
                 a, b, m, 5, pads
             ),
-            x, made, expected=lambda a, b: _sliding(a, w, geometry["padding"]),
+            x, result, expected=lambda a, b: _sliding(a, w, geometry["padding"]),
             tolerance=2e-4, symbolic=False,
         )  # fmt: skip
     around = geometry["padding"]
@@ -257,7 +257,7 @@ def pages() -> Iterator[Case]:
     """A cache in pages, also of bytes and of halves of them; whole decoders are checked in
     tests/llm/test_generate.py."""
     cache, tokens = normal(5, 2, 2, 2, 8 * 4), normal(3, 8, 4)
-    places = (np.array(each, "int32") for each in ([1], [[3, 0], [1, 4]], [0, 0, 1], [8, 9, -1]))
+    places = (np.array(item, "int32") for item in ([1], [[3, 0], [1, 4]], [0, 0, 1], [8, 9, -1]))
     places = tuple(places)
     write, attend = op.nn.contrib_write_pages, op.nn.contrib_paged_attention
     yield case(partial(write, page=8), cache, tokens, *places, symbolic=(3, 5))

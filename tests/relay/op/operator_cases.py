@@ -460,7 +460,7 @@ def creation() -> Iterator[Case]:
 
 def all_of(groups: Sequence[Callable[[], Iterator[Case]]]) -> list[Case]:
     """The cases of several groups."""
-    return [each for group in groups for each in group()]
+    return [item for group in groups for item in group()]
 
 
 CASES = all_of((elementwise, broadcasting, reductions, shapes, movement, indexing, creation))

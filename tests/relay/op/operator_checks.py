@@ -21,8 +21,8 @@ def run_reference(case: Case) -> tuple[Array, ...]:
     """The reference on the case's arrays."""
     definition = OPS[case.name]
     assert definition.reference is not None
-    found = definition.reference(case.call.attrs, *case.inputs, *constants(case))
-    return found if isinstance(found, tuple) else (found,)
+    result = definition.reference(case.call.attrs, *case.inputs, *constants(case))
+    return result if isinstance(result, tuple) else (result,)
 
 
 def constants(case: Case) -> list[Array]:
@@ -40,22 +40,24 @@ def result_type(case: Case, symbols: dict[int, SizeVar]) -> Type:
     return OPS[case.name].relation(arguments, case.call.attrs)
 
 
-def tensor_types(found: Type) -> list[TensorType]:
+def tensor_types(result: Type) -> list[TensorType]:
     """The tensors of a result type."""
-    many = found.fields if isinstance(found, TupleType) else (found,)
+    many = result.fields if isinstance(result, TupleType) else (result,)
     return [t for t in many if isinstance(t, TensorType)]
 
 
-def check(found: Array, expected: object, tolerance: float) -> None:
+def check(actual: Array, expected: object, tolerance: float) -> None:
     """Compare values, with a tolerance relative to the largest."""
-    wanted = np.asarray(expected)
-    assert found.shape == wanted.shape
+    expected_value = np.asarray(expected)
+    assert actual.shape == expected_value.shape
     scale = (
-        max(1.0, float(np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted))))
-        if wanted.dtype.kind == "f"
+        max(
+            1.0, float(np.max(np.abs(expected_value), initial=0, where=np.isfinite(expected_value)))
+        )
+        if expected_value.dtype.kind == "f"
         else 1
     )
-    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale)
+    np.testing.assert_allclose(actual, expected_value, rtol=tolerance, atol=tolerance * scale)
 
 
 def symbols_of(case: Case) -> dict[int, SizeVar]:

@@ -128,7 +128,7 @@ class Evaluator:
         run_prim_func(
             lower(PrimFunc((*op.input_buffers, *op.output_buffers), body)), *arrays, *results
         )
-        self.values.update({(op, n): each for n, each in enumerate(results)})
+        self.values.update({(op, n): result for n, result in enumerate(results)})
 
 
 def _load(array: Array, indices: Sequence[Array]) -> Array:

@@ -27,9 +27,9 @@ def run(body: Callable[..., Expr], *data: Array) -> Array:
     """What the interpreter and compiled code agree on."""
     params = [relay.var(f"x{i}", shape=d.shape) for i, d in enumerate(data)]
     module = IRModule.from_expr(relay.Function(params, body(*params)))
-    found = [relay.create_executor(k, module).evaluate()(*data).numpy() for k in ("debug", "vm")]
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
-    return np.asarray(found[0])
+    result = [relay.create_executor(k, module).evaluate()(*data).numpy() for k in ("debug", "vm")]
+    np.testing.assert_allclose(*result, rtol=1e-4, atol=1e-4)
+    return np.asarray(result[0])
 
 
 def gradients(forward: Callable[..., Expr], grad: Array, *data: Array) -> list[Array]:
@@ -37,9 +37,9 @@ def gradients(forward: Callable[..., Expr], grad: Array, *data: Array) -> list[A
     params = [relay.var(f"x{i}", shape=d.shape) for i, d in enumerate(data)]
     body = relay.multiply(forward(*params), relay.const(grad))
     function = relay.testing.run_infer_type(relay.Function(params, body))
-    made = relay.transform.gradient(function)
-    _, found = relay.create_executor("debug").evaluate(made)(*data)
-    return [f.numpy() for f in found]
+    output = relay.transform.gradient(function)
+    _, result = relay.create_executor("debug").evaluate(output)(*data)
+    return [f.numpy() for f in result]
 
 
 POOLS = [((2, 2), (2, 2), 0), ((3, 2), (1, 2), (1, 0)), ((3, 3), (2, 1), (1, 1, 0, 1))]
@@ -61,9 +61,9 @@ def test_pooling_gradients_match_transform(
     kind_of = relay.testing.run_infer_type(forward(relay.var("x", shape=data.shape))).checked_type
     grad = normal(*kind_of.concrete_shape)
     backward = getattr(relay.nn, f"{name}_grad")
-    found = run(lambda g, x: backward(g, x, size, strides, padding, **options), grad, data)
+    actual = run(lambda g, x: backward(g, x, size, strides, padding, **options), grad, data)
     (expected,) = gradients(forward, grad, data)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_convolution_weight_gradients_match_transform(
 
     params = [relay.var("x", shape=data.shape), relay.var("w", shape=weight.shape)]
     grad = normal(*relay.testing.run_infer_type(forward(*params)).checked_type.concrete_shape)
-    found = run(
+    result = run(
         lambda g, x: relay.nn.conv2d_backward_weight(
             g, x, strides, padding, dilation, groups, 6, (3, 3)
         ),
@@ -88,7 +88,7 @@ def test_convolution_weight_gradients_match_transform(
         data,
     )
     np.testing.assert_allclose(
-        found, gradients(forward, grad, data, weight)[1], rtol=1e-3, atol=1e-3
+        result, gradients(forward, grad, data, weight)[1], rtol=1e-3, atol=1e-3
     )
 
 
@@ -159,7 +159,7 @@ def test_bfloat16_gradients_match() -> None:
     ]
     body = relay.nn.conv2d_backward_weight(*params, kernel_size=(2, 2))
     module = IRModule.from_expr(relay.Function(params, body))
-    found = [relay.create_executor(k, module).evaluate()(grad, data) for k in ("debug", "vm")]
+    result = [relay.create_executor(k, module).evaluate()(grad, data) for k in ("debug", "vm")]
     np.testing.assert_allclose(
-        *(f.numpy().astype("float32") for f in found), rtol=2**-6, atol=2**-6
+        *(f.numpy().astype("float32") for f in result), rtol=2**-6, atol=2**-6
     )

@@ -34,11 +34,11 @@ def test_bitpack_matches_numpy(word: str, bits: int, pack_axis: int, bit_axis: i
     x = relay.var("x", shape=data.shape, dtype="int16")
     call = relay.nn.bitpack(x, bits, pack_axis, bit_axis, word)
     module = ekiden.IRModule.from_expr(relay.Function([x], call))
-    wanted = packed(data, bits, pack_axis, bit_axis, word)
+    expected = packed(data, bits, pack_axis, bit_axis, word)
     for kind in ("debug", "vm"):
-        found = relay.create_executor(kind, module).evaluate()(data).numpy()
-        assert found.dtype == word
-        np.testing.assert_array_equal(found, wanted)
+        actual = relay.create_executor(kind, module).evaluate()(data).numpy()
+        assert actual.dtype == word
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_invalid_bitserial_arguments_are_refused() -> None:
@@ -67,13 +67,13 @@ def test_bitserial_products_match_numpy(unipolar: bool) -> None:
         names = [relay.var(n, shape=a.shape, dtype="int8") for n, a in (("x", x), ("w", w))]
         call = make(*names, unipolar=unipolar, weight_bits=2, **how)
         module = ekiden.IRModule.from_expr(relay.Function(names, call))
-        found = relay.create_executor("vm", module).evaluate()(x.astype("int8"), w.astype("int8"))
-        assert found.dtype == "int16"
-        return found.numpy()
+        result = relay.create_executor("vm", module).evaluate()(x.astype("int8"), w.astype("int8"))
+        assert result.dtype == "int16"
+        return result.numpy()
 
-    found = run(relay.nn.bitserial_dense, data, weight, data_bits=2, units=5)
-    np.testing.assert_array_equal(found, data @ numbers(weight).T)
-    found = run(relay.nn.bitserial_conv2d, image, taps, activation_bits=2, padding=(1, 1))
+    result = run(relay.nn.bitserial_dense, data, weight, data_bits=2, units=5)
+    np.testing.assert_array_equal(result, data @ numbers(weight).T)
+    result = run(relay.nn.bitserial_conv2d, image, taps, activation_bits=2, padding=(1, 1))
     wide = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (2, 3))
-    np.testing.assert_array_equal(found, np.einsum("nchwij,ocij->nohw", windows, numbers(taps)))
+    np.testing.assert_array_equal(result, np.einsum("nchwij,ocij->nohw", windows, numbers(taps)))

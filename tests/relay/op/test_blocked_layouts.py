@@ -39,8 +39,10 @@ def test_results_are_those_of_whole_axes(
     weight = rng.normal(size=(c, c // groups, *(3 for _ in axes))).astype("float32")
     x, w = relay.var("x", shape=data.shape), relay.var("w", shape=weight.shape)
     plain = operator(x, w, padding=1, groups=groups, channels=c, kernel_size=3)
-    wanted = relay.create_executor("debug", IRModule.from_expr(relay.Function([x, w], plain)))
-    expected = wanted.evaluate()(data, weight).numpy()
+    expected_value = relay.create_executor(
+        "debug", IRModule.from_expr(relay.Function([x, w], plain))
+    )
+    expected = expected_value.evaluate()(data, weight).numpy()
     blocked = transform_array(data, names[0], data_layout)
     y = relay.var("y", shape=blocked.shape)
     conv = operator(
@@ -52,8 +54,8 @@ def test_results_are_those_of_whole_axes(
     packed = transform_array(weight, names[1], kernel_layout)
     layout = out_layout or data_layout
     for kind in ("debug", "vm"):
-        found = relay.create_executor(kind, module).evaluate()(blocked, packed).numpy()
-        back = transform_array(found, layout, names[0])
+        actual = relay.create_executor(kind, module).evaluate()(blocked, packed).numpy()
+        back = transform_array(actual, layout, names[0])
         np.testing.assert_allclose(back, np.maximum(expected, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -75,9 +77,9 @@ def test_operators_of_images_take_blocked_channels(name: str, layout: str) -> No
     data = np.random.default_rng(0).normal(size=(2, 8, 6, 5)).astype("float32")
 
     def found(kind: str, at: str) -> np.ndarray:
-        given = transform_array(data, "NCHW", at)
-        body = IMAGES[name](relay.var("x", shape=given.shape), at)
-        return relay.create_executor(kind, IRModule.from_expr(body)).evaluate()(given).numpy()
+        inputs = transform_array(data, "NCHW", at)
+        body = IMAGES[name](relay.var("x", shape=inputs.shape), at)
+        return relay.create_executor(kind, IRModule.from_expr(body)).evaluate()(inputs).numpy()
 
     for kind in ("debug", "vm"):
         back = transform_array(found(kind, layout), layout, "NCHW")
@@ -101,10 +103,10 @@ def test_what_follows_a_blocked_convolution_is_well_typed() -> None:
     module = relay.transform.InferType()(IRModule.from_expr(body))
     relay.op.register_alter_op_layout("nn.conv2d", alter)
     try:
-        made = relay.transform.AlterOpLayout()(module)
+        transformed = relay.transform.AlterOpLayout()(module)
     finally:
         relay.op.get("nn.conv2d").reset_attr("FTVMAlterOpLayout")
-    assert made.astext().count('layout="NCHW4c"') == 5  # two of them of transforms
+    assert transformed.astext().count('layout="NCHW4c"') == 5  # two of them of transforms
     data = np.random.default_rng(0).normal(size=(1, 8, 6, 6)).astype("float32")
-    one, other = (relay.create_executor("debug", m).evaluate()(data) for m in (module, made))
+    one, other = (relay.create_executor("debug", m).evaluate()(data) for m in (module, transformed))
     np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)

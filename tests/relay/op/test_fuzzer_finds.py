@@ -39,11 +39,11 @@ def module_of(build: Build, *arrays: Array) -> relay.IRModule:
 def both(build: Build, *arrays: Array) -> Array:
     """What the interpreter and the virtual machine give, which must agree."""
     module = module_of(build, *arrays)
-    meant, found = (
+    meant, result = (
         relay.create_executor(kind, module).evaluate()(*arrays).numpy() for kind in ("debug", "vm")
     )
-    np.testing.assert_allclose(found, meant, rtol=1e-2 if found.dtype == "float16" else 1e-5)
-    return np.asarray(found)
+    np.testing.assert_allclose(result, meant, rtol=1e-2 if result.dtype == "float16" else 1e-5)
+    return np.asarray(result)
 
 
 def both_refuse(build: Build, *arrays: Array) -> None:
@@ -77,11 +77,11 @@ DIVISORS = np.array([[np.inf], [-np.inf], [2.0], [-2.0], [1e4]], "float32")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_remainder_by_infinity_matches_interpreter(name: str, dtype: str) -> None:
     numbers, divisors = NUMBERS.astype(dtype), DIVISORS.astype(dtype)
-    found = both(getattr(op, name), numbers, divisors)
+    result = both(getattr(op, name), numbers, divisors)
     if name == "floor_mod":
-        assert found[0].tolist()[:3] == [1.5, np.inf, 0]
+        assert result[0].tolist()[:3] == [1.5, np.inf, 0]
     if name in ("mod", "trunc_mod"):
-        np.testing.assert_array_equal(found[0], numbers)
+        np.testing.assert_array_equal(result[0], numbers)
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_remainder_by_infinity_matches_interpreter(name: str, dtype: str) -> Non
 def test_resizing_spreads_no_further_than_it_looks(method: str) -> None:
     x = np.arange(32, dtype="float32").reshape(1, 1, 4, 8)
     x[0, 0, 0, 0] = np.nan
-    found = both(lambda x: op.image.resize2d(x, (8, 16), method=method), x)
-    assert np.isfinite(found[..., 4:, 8:]).all() and np.isnan(found[0, 0, 0, 0])
+    result = both(lambda x: op.image.resize2d(x, (8, 16), method=method), x)
+    assert np.isfinite(result[..., 4:, 8:]).all() and np.isnan(result[0, 0, 0, 0])
 
 
 @pytest.mark.slow
@@ -99,16 +99,16 @@ def test_products_of_bfloat16() -> None:
     brief = [a.astype(ml_dtypes.bfloat16) for a in (x, w)]
     for build in (op.nn.conv1d, op.nn.conv1d_transpose):
         module = module_of(build, *brief)
-        meant, found = (
+        meant, result = (
             relay.create_executor(kind, module).evaluate()(*brief).numpy().astype("float32")
             for kind in ("debug", "vm")
         )
-        np.testing.assert_allclose(found, meant, rtol=2**-6)
+        np.testing.assert_allclose(result, meant, rtol=2**-6)
 
 
 def test_int_min_division_matches_interpreter() -> None:
-    found = both(lambda x: op.divide(x, relay.const(-3)), np.array([-(2**31), 7], "int32"))
-    assert found.tolist() == [715827882, -2]
+    result = both(lambda x: op.divide(x, relay.const(-3)), np.array([-(2**31), 7], "int32"))
+    assert result.tolist() == [715827882, -2]
 
 
 @pytest.mark.slow
@@ -186,9 +186,9 @@ def test_trigonometry_of_large_angles_matches_interpreter(dtype: str) -> None:
         angles = angles.astype(dtype)
     angles = angles[np.isfinite(angles)]
     for build, function in ((op.sin, np.sin), (op.cos, np.cos)):
-        found = both(build, angles)
-        wanted = function(angles.astype("float64"))
-        np.testing.assert_allclose(found, wanted, atol=2 * np.finfo(dtype).eps)
+        actual = both(build, angles)
+        expected = function(angles.astype("float64"))
+        np.testing.assert_allclose(actual, expected, atol=2 * np.finfo(dtype).eps)
 
 
 @pytest.mark.slow
@@ -210,15 +210,15 @@ def test_broadcasting_does_not_make_axes_shorter() -> None:
 def test_empty_reductions_match_interpreter() -> None:
     n, none = SizeVar("n"), np.zeros((2, 0), "float32")
     x = relay.var("x", shape=(2, n))
-    for body, wanted in (
+    for body, expected in (
         (op.min(x, 1), np.inf),
         (op.max(x, 1), -np.inf),
         (op.variance(x, 1, unbiased=True), np.nan),
     ):
         module = relay.IRModule.from_expr(relay.Function([x], body))
         for kind in ("debug", "vm"):
-            found = relay.create_executor(kind, module).evaluate()(none).numpy()
-            np.testing.assert_array_equal(found, [wanted] * 2)
+            actual = relay.create_executor(kind, module).evaluate()(none).numpy()
+            np.testing.assert_array_equal(actual, [expected] * 2)
 
 
 def test_ambiguous_reshape_extent_is_refused() -> None:
@@ -238,14 +238,14 @@ def test_an_axis_is_squeezed_once() -> None:
 @pytest.mark.parametrize("ends", [(-3.0, 200.0), (0.0, 0.5), (0.5, 1.0), (-1.0, 1.0)])
 def test_clip_of_bools_uses_integer_bounds(ends: tuple[float, float]) -> None:
     """As of integers, whose ends lose their fractions, of what is above 0 upwards."""
-    found = both(lambda x: op.clip(x, *ends), np.array([True, False]))
-    assert found.tolist() == [ends[1] >= 1, ends[0] > 0]
+    result = both(lambda x: op.clip(x, *ends), np.array([True, False]))
+    assert result.tolist() == [ends[1] >= 1, ends[0] > 0]
 
 
 def test_texts_of_no_width_are_found_among_keys() -> None:
     keys = relay.const(encode_strings(sort_strings(["", "a"])))
-    found = both(lambda t: op.text.find(t, keys), np.zeros((3, 0), "uint8"))
-    assert found.tolist() == [1, 1, 1]
+    result = both(lambda t: op.text.find(t, keys), np.zeros((3, 0), "uint8"))
+    assert result.tolist() == [1, 1, 1]
 
 
 @pytest.mark.slow
@@ -297,8 +297,8 @@ def test_lengths_are_as_many_as_batches() -> None:
 @pytest.mark.slow
 def test_a_transposed_convolution_of_lines_without_elements() -> None:
     x, w = np.zeros((2, 3, 5, 0), "float32"), np.ones((3, 2, 3, 3), "float32")
-    found = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
-    assert found.shape == (2, 2, 11, 2) and not found.any()
+    result = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
+    assert result.shape == (2, 2, 11, 2) and not result.any()
 
 
 @pytest.mark.slow
@@ -348,14 +348,14 @@ def test_windows_have_as_many_numbers_as_axes(name: str) -> None:
     params = [relay.var(f"x{n}", shape=s) for n, s in enumerate(shapes)]
     call = build(*params)
     tried = 0
-    for each in call.attrs:
-        value = call.attrs[each]
+    for attr in call.attrs:
+        value = call.attrs[attr]
         if not isinstance(value, tuple) or not value:
             continue
         for wrong in (value[:-1], (*value, value[-1])):
-            other = relay.Call(call.op, call.args, call.attrs.with_fields(**{each: wrong}))
+            other = relay.Call(call.op, call.args, call.attrs.with_fields(**{attr: wrong}))
             module = relay.IRModule.from_expr(relay.Function(params, other))
-            with pytest.raises(TypeInferenceError, match=f"{each} must be {len(value)} numbers"):
+            with pytest.raises(TypeInferenceError, match=f"{attr} must be {len(value)} numbers"):
                 relay.transform.InferType()(module)
             tried += 1
     assert tried >= 2
@@ -393,8 +393,8 @@ def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None
         arrays = [(rng.normal(size=s) * 3).astype(kind) for s in shapes]
         call = functools.partial(layer, out_dtype=out)
         wide = [a.astype("float64") for a in arrays]
-        found = both(call, *arrays)
-        np.testing.assert_allclose(found, both(call, *wide), rtol=1e-12)
+        result = both(call, *arrays)
+        np.testing.assert_allclose(result, both(call, *wide), rtol=1e-12)
 
 
 def test_zero_window_size_and_depth_are_refused() -> None:
@@ -421,21 +421,21 @@ def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
 def test_far_out_of_range_indices_wrap(axis: int | None) -> None:
     data = np.arange(12, dtype="float32").reshape(3, 4)
     far = np.array([-(2**63), -(2**62) - 1, 2**63 - 1, -5, 7])
-    found = both(lambda x, i: op.take(x, i, axis, mode="wrap"), data, far)
+    result = both(lambda x, i: op.take(x, i, axis, mode="wrap"), data, far)
     extent = data.size if axis is None else data.shape[axis]
-    np.testing.assert_array_equal(found, np.take(data, [int(i) % extent for i in far], axis))
+    np.testing.assert_array_equal(result, np.take(data, [int(i) % extent for i in far], axis))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_a_pixel_so_far_away_that_it_has_no_neighbour(method: str) -> None:
     data = np.arange(1, 5, dtype="float32").reshape(1, 1, 1, 4)
-    found = both(
+    result = both(
         lambda x, s: op.image.resize2d(x, (1, 8), method=method, scales=s),
         data,
         np.array([1.0, 3e-7], "float32"),
     )
-    assert found[0, 0, 0, -1] == 4.0
+    assert result[0, 0, 0, -1] == 4.0
 
 
 def test_windows_move_and_are_in_groups() -> None:
@@ -469,17 +469,17 @@ def test_resize_with_nan_and_tiny_scales_reads_valid_rows(scale: float, rows: li
     resize = relay.op.get("image.resize2d_scaled")
     module = module_of(lambda *args: relay.Call(resize, args, attrs), x, scales)
     for kind in ("debug", "vm"):
-        found = relay.create_executor(kind, module).evaluate()(x, scales).numpy()
-        assert found[0, 0].tolist() == x[0, 0, rows].tolist()
+        result = relay.create_executor(kind, module).evaluate()(x, scales).numpy()
+        assert result[0, 0].tolist() == x[0, 0, rows].tolist()
 
 
 @pytest.mark.slow
 def test_a_slice_by_sizes_has_no_strides() -> None:
-    given = [np.arange(8, dtype="float32").reshape(4, 2), *(np.array([n]) for n in (1, 2, 0))]
-    module = module_of(lambda x, *cut: op.strided_slice(x, *cut, slice_mode="size"), *given)
+    inputs = [np.arange(8, dtype="float32").reshape(4, 2), *(np.array([n]) for n in (1, 2, 0))]
+    module = module_of(lambda x, *cut: op.strided_slice(x, *cut, slice_mode="size"), *inputs)
     for kind in ("debug", "vm"):
-        found = relay.create_executor(kind, module).evaluate()(*given).numpy()
-        assert found.tolist() == [[2, 3], [4, 5]]
+        result = relay.create_executor(kind, module).evaluate()(*inputs).numpy()
+        assert result.tolist() == [[2, 3], [4, 5]]
 
 
 @pytest.mark.slow
@@ -520,8 +520,8 @@ def test_edge_padding_of_empty_axes_is_refused(mode: str) -> None:
 
 def test_variance_along_an_axis_that_is_named_twice() -> None:
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
-    found = both(lambda x: op.variance(x, (1, -2), keepdims=True), x)
-    np.testing.assert_allclose(found, x.var(1, keepdims=True))
+    result = both(lambda x: op.variance(x, (1, -2), keepdims=True), x)
+    np.testing.assert_allclose(result, x.var(1, keepdims=True))
 
 
 @share(3)
@@ -529,10 +529,10 @@ def test_variance_along_an_axis_that_is_named_twice() -> None:
 @pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 2.0, 3.0])
 def test_powers_of_infinity_match_interpreter(dtype: str, exponent: float) -> None:
     x = np.array([-np.inf, np.inf, -0.0, 0.0, -2.0, 4.0, np.nan], dtype)
-    found = both(lambda x: op.power(x, relay.const(exponent, dtype)), x)
+    actual = both(lambda x: op.power(x, relay.const(exponent, dtype)), x)
     with np.errstate(all="ignore"):
-        wanted = np.power(x, np.full_like(x, exponent))
-    np.testing.assert_array_equal(found, wanted)
+        expected = np.power(x, np.full_like(x, exponent))
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_masks_are_as_long_as_batches() -> None:
@@ -566,8 +566,8 @@ def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
 @pytest.mark.slow
 def test_reshape_of_empty_tensors_infers_extent() -> None:
     """A -1 is what remains of the factors, which a 0 among them does not hide."""
-    for shape, wanted in (((0, 4), (0, 1)), ((0, 4, 3), (0, 3))):
-        assert both(lambda x: op.reshape(x, (-3, -1)), np.zeros(shape, "float32")).shape == wanted
+    for shape, expected in (((0, 4), (0, 1)), ((0, 4, 3), (0, 3))):
+        assert both(lambda x: op.reshape(x, (-3, -1)), np.zeros(shape, "float32")).shape == expected
 
 
 @pytest.mark.slow
@@ -575,11 +575,11 @@ def test_normalisation_of_brief_floats_is_in_float32() -> None:
     x = np.linspace(-3, 3, 2 * 8 * 3).reshape(2, 8, 3).astype(ml_dtypes.bfloat16)
     module = module_of(lambda x: op.nn.lrn(x, 5, 1, 2.0, -1.0, 0.75), x)
     with np.errstate(invalid="ignore"):  # roots of what is below 0
-        meant, found = (
+        meant, result = (
             relay.create_executor(kind, module).evaluate()(x).numpy().astype("float64")
             for kind in ("debug", "vm")
         )
-    np.testing.assert_allclose(found, meant, rtol=2**-8)  # half a unit of the last place, twice
+    np.testing.assert_allclose(result, meant, rtol=2**-8)  # half a unit of the last place, twice
 
 
 def test_mean_of_bools_matches_interpreter() -> None:
@@ -680,15 +680,15 @@ def test_arguments_whose_extents_do_not_agree() -> None:
 @pytest.mark.slow
 def test_a_convolution_of_volumes_without_slices() -> None:
     x, w = np.zeros((1, 4, 0, 4, 6), "float32"), np.ones((6, 2, 2, 3, 3), "float32")
-    found = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
-    assert found.shape[2] == 1 and not found.any()
+    result = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
+    assert result.shape[2] == 1 and not result.any()
 
 
 @pytest.mark.slow
 def test_qnn_softmax_of_empty_rows_matches_interpreter() -> None:
     steps = relay.const(np.float32(0.1)), relay.const(np.int32(0))
-    found = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
-    assert found.shape == (3, 0)
+    result = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
+    assert result.shape == (3, 0)
 
 
 def test_normalisation_over_channels_that_are_none() -> None:
@@ -697,13 +697,13 @@ def test_normalisation_over_channels_that_are_none() -> None:
 
 def test_gather_nd_without_coordinates_returns_everything() -> None:
     x = np.arange(120, dtype="float32").reshape(4, 5, 6)
-    found = both(op.gather_nd, x, np.zeros((0, 7), "int64"))
-    np.testing.assert_array_equal(found, np.broadcast_to(x, (7, 4, 5, 6)))
+    result = both(op.gather_nd, x, np.zeros((0, 7), "int64"))
+    np.testing.assert_array_equal(result, np.broadcast_to(x, (7, 4, 5, 6)))
 
 
 def test_of_no_positions_no_extent_is_read() -> None:
-    found = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
-    assert found.shape == (3, 0)
+    result = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
+    assert result.shape == (3, 0)
 
 
 def test_batched_coordinates_require_axes() -> None:
@@ -766,9 +766,12 @@ def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: b
     kinds = [[SizeVar(f"{name}{n}") for n in range(rank + 2)] for name in "xw"]
     x, w = (relay.var(name, shape=kind) for name, kind in zip("xw", kinds, strict=True))
     exe = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x, w], build(x, w, groups=2))))
-    given, weight = ((2, 3), (3, 2)) if is_transposed else ((2, 16), (1, 8))
+    argument, weight = ((2, 3), (3, 2)) if is_transposed else ((2, 16), (1, 8))
     with pytest.raises(InputError, match=r"needs floormod\(\w+, 2\) == 0"):
-        exe(np.ones((*given, *(2,) * rank), "float32"), np.ones((*weight, *(1,) * rank), "float32"))
+        exe(
+            np.ones((*argument, *(2,) * rank), "float32"),
+            np.ones((*weight, *(1,) * rank), "float32"),
+        )
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -791,39 +794,39 @@ def test_new_axes_are_not_less_than_none() -> None:
 @pytest.mark.slow
 def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
     """A window for each pixel, few channels: lines are read in whole vectors."""
-    given = [np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 1, 6, 6), "float32")]
-    module = module_of(lambda g, x: op.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), *given)
-    found = ekiden.compile(module, bounds="check")(*given).numpy()
-    assert (found == 0.25).all()
+    inputs = [np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 1, 6, 6), "float32")]
+    module = module_of(lambda g, x: op.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), *inputs)
+    result = ekiden.compile(module, bounds="check")(*inputs).numpy()
+    assert (result == 0.25).all()
 
 
 @pytest.mark.slow
 def test_a_zero_copies_a_dimension_that_there_is() -> None:
-    given = [np.zeros((5, 0), "float32"), np.array([1, 1, 0])]
-    module = module_of(op.reshape, *given)
+    inputs = [np.zeros((5, 0), "float32"), np.array([1, 1, 0])]
+    module = module_of(op.reshape, *inputs)
     for kind in ("debug", "vm"):
         run = relay.create_executor(kind, module).evaluate()
         with pytest.raises(
             (InputError, RunError), match="a 0 stands for a dimension that the data has not"
         ):
-            run(*given)
+            run(*inputs)
 
 
 def test_sparse_to_dense_rank_mismatch_is_a_type_error() -> None:
     places, shape = np.zeros((2, 33), "int32"), np.array([4, 4], "int32")
     values, default = np.ones(2, "float32"), np.zeros((), "float32")
-    given = [relay.var(f"x{n}", shape=a.shape, dtype=str(a.dtype))
+    inputs = [relay.var(f"x{n}", shape=a.shape, dtype=str(a.dtype))
              for n, a in enumerate((places, values, default, shape))]  # fmt: skip
-    dense = relay.Call(relay.op.get("dyn.sparse_to_dense"), given)
+    dense = relay.Call(relay.op.get("dyn.sparse_to_dense"), inputs)
     with pytest.raises(TypeInferenceError, match="positions of 33 numbers, the result has 2"):
-        relay.transform.InferType()(relay.IRModule.from_expr(relay.Function(given, dense)))
+        relay.transform.InferType()(relay.IRModule.from_expr(relay.Function(inputs, dense)))
 
 
 def test_constant_scatter_updates_match_interpreter() -> None:
     """The kernel of scatters wants all that it is given in memory; found by a program of JAX."""
     data, place = np.arange(4, dtype="int32"), np.array([2], "int32")
-    found = both(lambda x, i: op.scatter_nd(x, i, relay.const(-7, "int32")), data, place)
-    assert found.tolist() == [0, 1, -7, 3]
+    result = both(lambda x, i: op.scatter_nd(x, i, relay.const(-7, "int32")), data, place)
+    assert result.tolist() == [0, 1, -7, 3]
 
 
 @pytest.mark.slow

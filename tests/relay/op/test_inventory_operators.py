@@ -33,12 +33,12 @@ SYMBOLIC = [c for c in CASES if c.symbolic and any(d > 1 for a in c.inputs for d
 @every_case
 def test_relation_matches_reference(case: Case) -> None:
     """Shapes and dtypes agree with what the reference gives, that with NumPy where it is said."""
-    found = run_reference(case)
-    for kind, array in zip(tensor_types(result_type(case, {})), found, strict=True):
+    result = run_reference(case)
+    for kind, array in zip(tensor_types(result_type(case, {})), result, strict=True):
         assert tuple(d.value for d in kind.shape if isinstance(d, IntImm)) == array.shape
         assert kind.dtype == str(array.dtype)
     if case.expected is not None:
-        check(found[0], case.expected(*case.inputs), case.tolerance)
+        check(result[0], case.expected(*case.inputs), case.tolerance)
 
 
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
@@ -69,26 +69,26 @@ def test_inventory_kernels_match_reference(one_of: int) -> None:
     runs = [*((c, {}) for c in numbers), *((c, symbols_of(c)) for c in free.values())]
     runs = [run for run in runs if zlib.crc32(run[0].name.encode()) % one_of == 0]
     funcs = []
-    for n, (each, symbols) in enumerate(runs):
-        inputs, outputs = lowered(each, symbols)
+    for n, (item, symbols) in enumerate(runs):
+        inputs, outputs = lowered(item, symbols)
         funcs.append(lower(schedule(inputs, outputs, TARGET, f"k{n}"), TARGET))
     kernels = load_image(link_image([compile_object(funcs, TARGET)], [f.name for f in funcs]))
-    for n, (each, _) in enumerate(runs):
-        expected = run_reference(each)
+    for n, (item, _) in enumerate(runs):
+        expected = run_reference(item)
         results = [np.empty(a.shape, a.dtype) for a in expected]
-        kernels[f"k{n}"](*(np.array(a, order="C") for a in each.inputs), *results)
-        for found, wanted in zip(results, expected, strict=True):
-            tolerance = max(each.tolerance, 1e-5) if wanted.dtype.kind == "f" else 0
-            check(found, wanted, tolerance)
+        kernels[f"k{n}"](*(np.array(a, order="C") for a in item.inputs), *results)
+        for actual, expected_value in zip(results, expected, strict=True):
+            tolerance = max(item.tolerance, 1e-5) if expected_value.dtype.kind == "f" else 0
+            check(actual, expected_value, tolerance)
 
 
 def test_unknown_dimensions_stay_unknown() -> None:
     """What an unknown dimension goes into is unknown, the rest is not."""
     case = next(c for c in CASES if c.name == "nn.dilate")
     data = TensorType((AnyDim(), IntImm(3), AnyDim()), "float32")
-    found = OPS["nn.dilate"].relation((data,), case.call.attrs)
-    assert isinstance(found, TensorType)
-    assert [isinstance(d, AnyDim) for d in found.shape] == [True, False, True]
+    result = OPS["nn.dilate"].relation((data,), case.call.attrs)
+    assert isinstance(result, TensorType)
+    assert [isinstance(d, AnyDim) for d in result.shape] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def test_unknown_dimensions_stay_unknown() -> None:
 def test_inventory_operators_refuse_wrong_arguments(name: str, message: str) -> None:
     case = next(c for c in CASES if c.name == name)
     data = TensorType((IntImm(3),), "float32")
-    given = (TupleType(()),) if name == "topk" else (data, data)
+    argument = (TupleType(()),) if name == "topk" else (data, data)
     with pytest.raises(TypeInferenceError, match=message):
-        OPS[name].relation(given, case.call.attrs)
+        OPS[name].relation(argument, case.call.attrs)

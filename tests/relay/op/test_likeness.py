@@ -22,9 +22,9 @@ def run(body: Expr, *data: Array) -> Array:
     """What the interpreter and compiled code agree on; data in the order of the names."""
     params = sorted(relay.analysis.free_vars(body), key=lambda v: v.name_hint)
     module = IRModule.from_expr(relay.Function(params, body))
-    found = [relay.create_executor(k, module).evaluate()(*data).numpy() for k in ("debug", "vm")]
-    np.testing.assert_array_equal(*found)
-    return found[1]
+    result = [relay.create_executor(k, module).evaluate()(*data).numpy() for k in ("debug", "vm")]
+    np.testing.assert_array_equal(*result)
+    return result[1]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_reshape_like(shape: Shape, bounds: Bounds, expected: Shape) -> None:
         with pytest.raises(TypeInferenceError):
             run(body, DATA, np.zeros(shape, "float32"))
         return
-    found = run(body, DATA, np.zeros(shape, "float32"))
-    np.testing.assert_array_equal(found, DATA.reshape(expected))
+    actual = run(body, DATA, np.zeros(shape, "float32"))
+    np.testing.assert_array_equal(actual, DATA.reshape(expected))
 
 
 def test_invalid_window_bounds_are_refused() -> None:
@@ -65,42 +65,42 @@ def test_reverse_reshape(newshape: Shape, expected: Shape) -> None:
     [(1, (2, 3), (1, 1)), (-1, (2,), (2,)), (0, (1, 2, 4), (1, 2, 3))],
 )
 def test_sliding_window(axis: int, window: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    found = run(relay.sliding_window(X, axis, window, strides), DATA)
+    result = run(relay.sliding_window(X, axis, window, strides), DATA)
     axes = tuple(range(axis % 3, 3))
     view = np.lib.stride_tricks.sliding_window_view(DATA, window, axes)
     steps = (slice(None),) * (axis % 3) + tuple(slice(None, None, s) for s in strides)
-    np.testing.assert_array_equal(found, view[steps])
+    np.testing.assert_array_equal(result, view[steps])
 
 
 def test_cast_like() -> None:
-    found = run(relay.cast_like(X, relay.var("y", shape=(), dtype="int8")), DATA, np.int8(0))
-    assert found.dtype == np.int8 and found[1, 2, 3] == 23
+    result = run(relay.cast_like(X, relay.var("y", shape=(), dtype="int8")), DATA, np.int8(0))
+    assert result.dtype == np.int8 and result[1, 2, 3] == 23
 
 
 @pytest.mark.parametrize("count", [None, 4])
 def test_segment_sum(count: int | None) -> None:
     ids = relay.var("i", shape=(2,), dtype="int32")
-    found = run(relay.segment_sum(X, ids, count), np.array([1, 1], "int32"), DATA)
+    actual = run(relay.segment_sum(X, ids, count), np.array([1, 1], "int32"), DATA)
     expected = np.zeros((count or 2, 3, 4), "float32")
     np.add.at(expected, [1, 1], DATA)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_sparse_reshape() -> None:
     places = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 2, 3]], "int32")
-    found = relay.sparse_reshape(
+    actual = relay.sparse_reshape(
         relay.const(places), relay.const([2, 3, 6]), relay.var("s", shape=(2,), dtype="int32")
     )
-    wanted = np.array([9, -1], "int32")
+    expected_value = np.array([9, -1], "int32")
     flat = np.ravel_multi_index(tuple(places.T), (2, 3, 6))
     expected = np.stack(np.unravel_index(flat, (9, 4)), 1)
-    np.testing.assert_array_equal(run(found[0], wanted), expected)
-    np.testing.assert_array_equal(run(found[1], wanted), [9, 4])
+    np.testing.assert_array_equal(run(actual[0], expected_value), expected)
+    np.testing.assert_array_equal(run(actual[1], expected_value), [9, 4])
 
 
 def test_upsampling_by_factors_that_are_data() -> None:
     image = relay.var("d", shape=(1, 2, 3, 4))
     body = relay.nn.upsampling(image, relay.var("h", shape=()), relay.var("w", shape=()))
     data = DATA.reshape(1, 2, 3, 4)
-    found = run(body, data, np.float32(2), np.float32(3))
-    np.testing.assert_array_equal(found, data.repeat(2, 2).repeat(3, 3))
+    result = run(body, data, np.float32(2), np.float32(3))
+    np.testing.assert_array_equal(result, data.repeat(2, 2).repeat(3, 3))

@@ -52,8 +52,8 @@ def test_max_pool_matches_onnxruntime(
     expected = run_onnx(
         "MaxPool", [x], kernel_shape=size, strides=stride, pads=pads, ceil_mode=int(ceil_mode)
     )
-    found = run(nn.max_pool2d(X, size, stride, padding=pads, ceil_mode=ceil_mode), x)
-    np.testing.assert_array_equal(found, expected)
+    actual = run(nn.max_pool2d(X, size, stride, padding=pads, ceil_mode=ceil_mode), x)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("include_pad", [False, True])

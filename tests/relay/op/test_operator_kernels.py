@@ -34,8 +34,8 @@ def run_kernel(case: Case, symbols: dict[int, SizeVar]) -> list[Array]:
 
 def check_kernel(case: Case, symbols: dict[int, SizeVar]) -> None:
     """Compare what the kernel writes with the reference."""
-    for found, expected in zip(run_kernel(case, symbols), run_reference(case), strict=True):
-        check(found, expected, max(case.tolerance, 1e-5) if expected.dtype.kind == "f" else 0)
+    for actual, expected in zip(run_kernel(case, symbols), run_reference(case), strict=True):
+        check(actual, expected, max(case.tolerance, 1e-5) if expected.dtype.kind == "f" else 0)
 
 
 FREE = {c.name for c in SYMBOLIC}

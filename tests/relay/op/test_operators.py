@@ -77,9 +77,9 @@ def test_every_operator_with_a_kernel_has_a_case() -> None:
 @every_case
 def test_relation_gives_the_type_of_the_reference(case: Case) -> None:
     """Shapes and dtypes agree with what the reference computes."""
-    for found, array in zip(tensor_types(result_type(case, {})), run_reference(case), strict=True):
-        assert tuple(d.value for d in found.shape if isinstance(d, IntImm)) == array.shape
-        assert found.dtype == str(array.dtype)
+    for result, array in zip(tensor_types(result_type(case, {})), run_reference(case), strict=True):
+        assert tuple(d.value for d in result.shape if isinstance(d, IntImm)) == array.shape
+        assert result.dtype == str(array.dtype)
 
 
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
@@ -87,9 +87,9 @@ def test_relation_on_symbols_gives_the_same_shape(case: Case) -> None:
     """A relation computed on symbols and then evaluated is the relation on numbers."""
     symbols = symbols_of(case)
     values = {s: d for d, s in symbols.items()}
-    found = tensor_types(result_type(case, symbols))
-    for each, array in zip(found, run_reference(case), strict=True):
-        assert tuple(evaluate(d, values) for d in each.shape) == array.shape
+    result = tensor_types(result_type(case, symbols))
+    for item, array in zip(result, run_reference(case), strict=True):
+        assert tuple(evaluate(d, values) for d in item.shape) == array.shape
 
 
 checked = [c for c in CASES if c.expected is not None]
@@ -101,8 +101,8 @@ def test_reference_matches_numpy(case: Case) -> None:
     assert case.expected is not None
     expected = case.expected(*case.inputs)
     many = expected if isinstance(expected, (tuple, list)) else (expected,)
-    for found, wanted in zip(run_reference(case), many, strict=True):
-        check(found, wanted, case.tolerance)
+    for actual, expected_value in zip(run_reference(case), many, strict=True):
+        check(actual, expected_value, case.tolerance)
 
 
 def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
@@ -112,9 +112,9 @@ def check_computation(case: Case, symbols: dict[int, SizeVar]) -> None:
         dict(zip(inputs, case.inputs, strict=True)), {s: d for d, s in symbols.items()}
     )
     for tensor, expected in zip(outputs, run_reference(case), strict=True):
-        found = evaluator.tensor(tensor)
-        assert found.dtype == expected.dtype
-        check(found, expected, case.tolerance)
+        actual = evaluator.tensor(tensor)
+        assert actual.dtype == expected.dtype
+        check(actual, expected, case.tolerance)
 
 
 @share(2, by=lambda case: case.name)

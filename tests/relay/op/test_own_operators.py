@@ -31,12 +31,12 @@ def _forgotten() -> Iterator[None]:
 
 def _declared(relation: str = "Broadcast") -> relay.op.op.Op:
     registry.register(NAME, "The sum of two tensors, twice.")
-    found = registry.get(NAME)
-    found.set_num_inputs(2)
-    found.add_argument("lhs", "Tensor", "a summand")
-    found.add_argument("rhs", "Tensor", "a summand")
-    found.add_type_rel(relation)
-    return found
+    result = registry.get(NAME)
+    result.set_num_inputs(2)
+    result.add_argument("lhs", "Tensor", "a summand")
+    result.add_argument("rhs", "Tensor", "a summand")
+    result.add_type_rel(relation)
+    return result
 
 
 def _call(*shapes: Sequence[int]) -> relay.Function:
@@ -49,39 +49,39 @@ def _typed(function: relay.Function) -> Type:
 
 
 def test_registered_properties_are_returned() -> None:
-    found = _declared()
+    result = _declared()
     registry.register_pattern(NAME, registry.OpPattern.BROADCAST)
     registry.register_stateful(NAME, False)
-    found.set_support_level(3)
-    assert (found.num_inputs, found.support_level) == (2, 3)
-    assert found.description == "The sum of two tensors, twice."
+    result.set_support_level(3)
+    assert (result.num_inputs, result.support_level) == (2, 3)
+    assert result.description == "The sum of two tensors, twice."
     assert OPS[NAME].arguments == ("lhs", "rhs")
-    assert found.get_attr("TOpPattern") == registry.OpPattern.BROADCAST
-    assert found.get_attr("TOpIsStateful") is False
+    assert result.get_attr("TOpPattern") == registry.OpPattern.BROADCAST
+    assert result.get_attr("TOpIsStateful") is False
 
 
 def test_relations_by_name() -> None:
-    found = _declared()
+    result = _declared()
     assert _typed(_call((10, 4), (5, 10, 1))) == TensorType((5, 10, 4))
-    found.add_type_rel("BroadcastComp")
+    result.add_type_rel("BroadcastComp")
     assert _typed(_call((10, 4), (5, 10, 1))) == TensorType((5, 10, 4), "bool")
     with pytest.raises(KeyError, match="no type relation 'Guess'; there are Identity, "):
-        found.add_type_rel("Guess")
+        result.add_type_rel("Guess")
 
 
 def test_a_relation_of_its_own_and_a_computation_run() -> None:
-    found = _declared()
+    result = _declared()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         return types[0]
 
-    found.add_type_rel("test.first", relation)
+    result.add_type_rel("test.first", relation)
     relay.op.register_compute(
         NAME, lambda attrs, inputs, out: [topi.multiply(topi.add(*inputs), topi.add(*inputs))]
     )
     run = relay.create_executor("vm", IRModule.from_expr(_call((3,), (3,)))).evaluate()
-    got = run(np.float32([1, 2, 3]), np.float32([1, 1, 1]))
-    np.testing.assert_array_equal(got.numpy(), [4, 9, 16])
+    actual = run(np.float32([1, 2, 3]), np.float32([1, 1, 1]))
+    np.testing.assert_array_equal(actual.numpy(), [4, 9, 16])
 
 
 def test_an_operator_without_a_relation_says_so() -> None:
@@ -102,11 +102,11 @@ def test_operator_names_are_unique_and_builtins_protected() -> None:
 
 def _unary() -> relay.op.op.Op:
     registry.register(NAME, "A tensor, twice.")
-    found = registry.get(NAME)
-    found.set_num_inputs(1)
-    found.add_type_rel("Identity")
+    result = registry.get(NAME)
+    result.set_num_inputs(1)
+    result.add_type_rel("Identity")
     registry.register_pattern(NAME, registry.OpPattern.ELEMWISE)
-    return found
+    return result
 
 
 def _run(kind: str, argument: relay.Expr | None = None) -> np.ndarray:

@@ -105,7 +105,7 @@ def test_positions_of_other_operators_are_checked(kind: str) -> None:
     i = relay.var("i", shape=(3,), dtype="int64")
     shape = relay.var("s", shape=(2,), dtype="int64")
     flat, permuted = op.unravel_index(i, shape), op.invert_permutation(i)
-    for params, body, given, message in (
+    for params, body, argument, message in (
         ([i, shape], flat, ([0, 5, 6], [2, 3]),
          "unravel_index: position 6 at position 2 is out of range for 6 elements"
          " ([0, 5] are valid)"),
@@ -115,7 +115,7 @@ def test_positions_of_other_operators_are_checked(kind: str) -> None:
         module = ekiden.IRModule.from_expr(relay.Function(params, body))
         run = relay.create_executor(kind, module).evaluate()
         with pytest.raises(IndexRangeError) as error:
-            run(*(np.array(g, np.int64) for g in given))  # type: ignore[operator]
+            run(*(np.array(g, np.int64) for g in argument))  # type: ignore[operator]
         assert str(error.value) == message
 
 
@@ -140,10 +140,10 @@ def test_convolutions_without_channels_are_refused(kind: str) -> None:
         w = relay.var("w", shape=weight)
         module = ekiden.IRModule.from_expr(relay.Function([x, w], build(x, w)))
         run = relay.create_executor(kind, module).evaluate()
-        found = run(np.zeros((5, 0, 5), np.float32), np.zeros(weight, np.float32)).numpy()
+        result = run(np.zeros((5, 0, 5), np.float32), np.zeros(weight, np.float32)).numpy()
         out = weight[1] if build is op.nn.conv1d_transpose else weight[0]
-        assert found.shape == (5, out, size)
-        assert not found.any()
+        assert result.shape == (5, out, size)
+        assert not result.any()
 
 
 def test_interpreter_refuses_shapes_that_do_not_fit_as_a_run_does() -> None:

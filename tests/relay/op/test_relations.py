@@ -42,10 +42,10 @@ def infer(call: Call, *types: Type) -> Type:
     return OPS[call.op.name].relation(arguments, call.attrs)  # type: ignore[attr-defined]
 
 
-def numbers(found: Type, values: dict[SizeVar, int]) -> tuple[int, ...]:
+def numbers(result: Type, values: dict[SizeVar, int]) -> tuple[int, ...]:
     """The shape of a tensor type at given values of its symbols."""
-    assert isinstance(found, TensorType)
-    return tuple(evaluate(d, dict(values)) for d in found.shape)
+    assert isinstance(result, TensorType)
+    return tuple(evaluate(d, dict(values)) for d in result.shape)
 
 
 @st.composite
@@ -63,8 +63,8 @@ def broadcast_pair(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @given(broadcast_pair())
 def test_broadcast_is_numpys(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     """Numbers alone."""
-    found = infer(op.add(X, X), tensor_type(pair[0]), tensor_type(pair[1]))
-    assert numbers(found, {}) == np.broadcast_shapes(*pair)
+    result = infer(op.add(X, X), tensor_type(pair[0]), tensor_type(pair[1]))
+    assert numbers(result, {}) == np.broadcast_shapes(*pair)
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_broadcast_of_unrelated_symbols_decides_at_run_time(
     """Every dimension its own symbol, each of which may turn out to be 1."""
     sides = [[SizeVar(f"s{k}{i}") for i in range(len(s))] for k, s in enumerate(pair)]
     values = {v: d for vs, s in zip(sides, pair, strict=True) for v, d in zip(vs, s, strict=True)}
-    found = infer(op.add(X, X), tensor_type(sides[0]), tensor_type(sides[1]))
-    assert numbers(found, values) == np.broadcast_shapes(*pair)
+    result = infer(op.add(X, X), tensor_type(sides[0]), tensor_type(sides[1]))
+    assert numbers(result, values) == np.broadcast_shapes(*pair)
 
 
 bound = st.integers(-9, 9)
@@ -123,9 +123,9 @@ def test_several_axes_at_a_place_that_is_data(kind: str, axis: int) -> None:
     at, x = var("at", shape=(), dtype="int32"), var("x", shape=(2, 3))
     data = np.zeros((2, 3), "float32")
     module = IRModule.from_expr(Function([x, at], op.expand_dims(x, at, num_newaxis=2)))
-    found = create_executor(kind, module, target="llvm").evaluate()(data, np.int32(axis))
-    wanted = infer_expr_type(op.expand_dims(var("x", shape=(2, 3)), axis, num_newaxis=2))
-    assert found.shape == wanted.concrete_shape
+    actual = create_executor(kind, module, target="llvm").evaluate()(data, np.int32(axis))
+    expected = infer_expr_type(op.expand_dims(var("x", shape=(2, 3)), axis, num_newaxis=2))
+    assert actual.shape == expected.concrete_shape
 
 
 @pytest.mark.slow
@@ -135,9 +135,9 @@ def test_reshape_to_an_unknown_dimension(shape: list[int], data: st.DataObject) 
     at = data.draw(st.integers(0, len(shape) - 1))
     symbols = [SizeVar(f"d{i}") for i in range(len(shape))]
     newshape: list[ExprLike] = [-1 if i == at else d for i, d in enumerate(symbols)]
-    found = infer(op.reshape(X, newshape), tensor_type(symbols))  # type: ignore[arg-type]
-    assert isinstance(found, TensorType)
-    assert are_equal_dims(found.shape[at], symbols[at])
+    result = infer(op.reshape(X, newshape), tensor_type(symbols))  # type: ignore[arg-type]
+    assert isinstance(result, TensorType)
+    assert are_equal_dims(result.shape[at], symbols[at])
 
 
 def test_symbols_stay_symbols() -> None:
@@ -155,10 +155,10 @@ def test_symbols_stay_symbols() -> None:
 def test_unknown_dimensions_take_what_is_known() -> None:
     """Any against a number gives the number, against 1 or Any stays unknown."""
     unknown = TensorType((AnyDim(), AnyDim(), AnyDim()))
-    found = infer(op.add(X, X), unknown, tensor_type((5, 1, N)))
-    assert isinstance(found, TensorType)
-    assert known_int(found.shape[0]) == 5
-    assert isinstance(found.shape[1], AnyDim)
+    result = infer(op.add(X, X), unknown, tensor_type((5, 1, N)))
+    assert isinstance(result, TensorType)
+    assert known_int(result.shape[0]) == 5
+    assert isinstance(result.shape[1], AnyDim)
 
 
 F32, SCALAR, BOOL = tensor_type((2, 3)), tensor_type(()), tensor_type((2,), "bool")

@@ -41,9 +41,9 @@ def resize_onnx(x: Array, size: tuple[int, int], method: str, mode: str, roundin
 def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding: str) -> Array:
     """Ekiden's reference."""
     call = image.resize2d(var("x"), size, None, "NCHW", method, mode, rounding, cubic_alpha=-0.75)
-    found = OPS["image.resize2d"].reference
-    assert found is not None
-    return np.asarray(found(call.attrs, x))
+    result = OPS["image.resize2d"].reference
+    assert result is not None
+    return np.asarray(result(call.attrs, x))
 
 
 @share(6)
@@ -92,8 +92,8 @@ def test_a_rounding_that_is_left_open_is_tvms(mode: str, rounding: str, expected
         call = resize(data, size, None, layout, "nearest_neighbor", mode, rounding)
         for kind in ("debug", "vm"):
             module = IRModule.from_expr(Function([data], call))
-            found = create_executor(kind, mod=module).evaluate()(x).numpy()
-            np.testing.assert_array_equal(found.reshape(-1), places)
+            actual = create_executor(kind, mod=module).evaluate()(x).numpy()
+            np.testing.assert_array_equal(actual.reshape(-1), places)
 
 
 def test_data_of_another_rank_is_refused() -> None:

@@ -29,11 +29,11 @@ def _operators_of_a_test() -> Iterator[None]:
 
 def declare(args: int, compute: Callable[..., Any], result: relay.TensorType = OPEN) -> str:
     name = f"tests.own_{next(NUMBERS)}"
-    made = relay.op.op.register(name, "An operator.")
-    made.set_num_inputs(args)
+    output = relay.op.op.register(name, "An operator.")
+    output.set_num_inputs(args)
     for n in range(args):
-        made.add_argument(f"x{n}", "Tensor", "An argument.")
-    made.add_type_rel(name, lambda types, attrs: result)
+        output.add_argument(f"x{n}", "Tensor", "An argument.")
+    output.add_type_rel(name, lambda types, attrs: result)
     relay.op.register_compute(name, compute)
     return name
 
@@ -71,8 +71,8 @@ def test_a_shape_from_data() -> None:
 
     run = compiled(name, relay.var("n", shape=(1,), dtype="int64"))
     for n, rows in ((2, 4), (0, 0), (9, 5)):
-        wanted = n + np.arange(rows * 3, dtype="float32").reshape(rows, 3)
-        np.testing.assert_array_equal(run(np.array([n])).numpy(), wanted)
+        expected = n + np.arange(rows * 3, dtype="float32").reshape(rows, 3)
+        np.testing.assert_array_equal(run(np.array([n])).numpy(), expected)
     with pytest.raises(InputError, match=f"{name}: a dimension is negative; it is -2"):
         run(np.array([-1]))
     assert set(map(str, seen)) == {"(None, [2])"}
@@ -91,8 +91,8 @@ def test_a_shape_from_shapes() -> None:
         ],
     )
     run = compiled(name, *(relay.var(n, shape=(relay.Any(),)) for n in "ab"))
-    found = run(np.ones(3, "float32"), np.ones(5, "float32"))
-    np.testing.assert_array_equal(found.numpy(), [2, 2, 2])
+    result = run(np.ones(3, "float32"), np.ones(5, "float32"))
+    np.testing.assert_array_equal(result.numpy(), [2, 2, 2])
 
 
 def _sum(attrs: object, inputs: Sequence[te.Tensor], ranks: Sequence[int]) -> list[te.Tensor]:

@@ -46,9 +46,9 @@ def _vars(*arrays: Any) -> list[relay.Var]:  # noqa: ANN401
 def test_sparse_dense(kind: str, block: tuple[int, int]) -> None:
     weight, x = _weight(12, 8, block), RNG.standard_normal((3, 8)).astype("float32")
     (data,) = _vars(x)
-    made = relay.nn.sparse_dense(data, _constants(weight, block))
-    found = _run(kind, relay.Function([data], made), x).numpy()
-    np.testing.assert_allclose(found, x @ weight.T, rtol=1e-4, atol=1e-5)
+    output = relay.nn.sparse_dense(data, _constants(weight, block))
+    result = _run(kind, relay.Function([data], output), x).numpy()
+    np.testing.assert_allclose(result, x @ weight.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
@@ -58,9 +58,9 @@ def test_sparse_transpose_and_add(kind: str) -> None:
     turned = relay.nn.sparse_transpose(parts)
     x = RNG.standard_normal((6, 6)).astype("float32")
     (data,) = _vars(x)
-    made = relay.nn.sparse_add(data, (turned[0], turned[1], turned[2]))
-    found = _run(kind, relay.Function([data], made), x).numpy()
-    np.testing.assert_allclose(found, x + weight.T, rtol=1e-6)
+    output = relay.nn.sparse_add(data, (turned[0], turned[1], turned[2]))
+    result = _run(kind, relay.Function([data], output), x).numpy()
+    np.testing.assert_allclose(result, x + weight.T, rtol=1e-6)
 
 
 def test_rows_that_are_not_there_are_refused() -> None:
@@ -75,36 +75,36 @@ def test_a_column_out_of_range_is_refused() -> None:
     x = np.ones((2, 3), "float32")
     (data,) = _vars(x)
     parts = (relay.const(a) for a in (np.ones(1, "float32"), np.int32([9]), np.int32([0, 1])))
-    made = relay.nn.sparse_dense(data, tuple(parts))
+    result = relay.nn.sparse_dense(data, tuple(parts))
     with pytest.raises(IndexRangeError, match="column 9"):
-        _run("vm", relay.Function([data], made), x)
+        _run("vm", relay.Function([data], result), x)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_empty_rows_are_filled(dynamic: bool) -> None:
     places = np.array([[0, 1], [0, 3], [2, 0], [3, 1]])
-    given = (places, np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([10]))
-    params = _vars(*given)
+    inputs = (places, np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([10]))
+    params = _vars(*inputs)
     if dynamic:
         params = [relay.var(f"x{n}", shape=(relay.Any(),) * a.ndim, dtype="int64")
-                  for n, a in enumerate(given)]  # fmt: skip
-    made = relay.sparse_fill_empty_rows(*params).astuple()
-    found = [f.numpy().tolist() for f in _run("vm", relay.Function(params, made), *given)]
-    assert found[0] == [[0, 1], [0, 3], [1, 0], [2, 0], [3, 1], [4, 0]]
-    assert found[1:] == [[1, 2, 10, 3, 4, 10], [False, True, False, False, True]]
+                  for n, a in enumerate(inputs)]  # fmt: skip
+    output = relay.sparse_fill_empty_rows(*params).astuple()
+    result = [f.numpy().tolist() for f in _run("vm", relay.Function(params, output), *inputs)]
+    assert result[0] == [[0, 1], [0, 3], [1, 0], [2, 0], [3, 1], [4, 0]]
+    assert result[1:] == [[1, 2, 10, 3, 4, 10], [False, True, False, False, True]]
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_sparse_to_dense_of_a_shape_that_is_data(kind: str) -> None:
-    given = np.array([[0, 0], [1, 2]]), np.array([1, 2]), np.array([3, 4])
-    places, values, shape = _vars(*given)
+    inputs = np.array([[0, 0], [1, 2]]), np.array([1, 2]), np.array([3, 4])
+    places, values, shape = _vars(*inputs)
     function = relay.Function([places, values, shape], relay.sparse_to_dense(places, shape, values))
-    assert _run(kind, function, *given).numpy().tolist() == [
+    assert _run(kind, function, *inputs).numpy().tolist() == [
         [1, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 0]
     ]  # fmt: skip
     with pytest.raises(IndexRangeError, match="sparse_to_dense: index 2"):
-        _run(kind, function, *given[:2], np.array([3, 2]))
-    known = relay.bind(function, {shape: relay.const(given[2])})
+        _run(kind, function, *inputs[:2], np.array([3, 2]))
+    known = relay.bind(function, {shape: relay.const(inputs[2])})
     module = relay.transform.DynamicToStatic()(ekiden.IRModule.from_expr(known))
     assert "dyn." not in module.astext() and module["main"].ret_type.concrete_shape == (3, 4)
 
@@ -114,10 +114,10 @@ def _results(function: relay.Function, params: Any, x: Any) -> Any:  # noqa: ANN
 
 
 def _compare(function: relay.Function, params: Any, x: Any, name: str, convert: Any) -> None:  # noqa: ANN401
-    wanted = _results(function, dict(params), x)
+    expected = _results(function, dict(params), x)
     changed, params = convert(function, params)
     assert name in relay.transform.InferType()(ekiden.IRModule.from_expr(changed)).astext()
-    np.testing.assert_allclose(_results(changed, params, x), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(_results(changed, params, x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_dense_weights_become_sparse() -> None:
@@ -136,11 +136,11 @@ def _conv(layout: str, size: int) -> tuple[relay.Function, Any, Any]:
     w = np.ascontiguousarray((matrix.T if is_last else matrix).reshape(shape))
     x = RNG.standard_normal((1, 5, 6, 4) if is_last else (1, 4, 5, 6)).astype("float32")
     data, weight = relay.var("data", shape=x.shape), relay.var("weight", shape=w.shape)
-    made = relay.nn.conv2d(
+    output = relay.nn.conv2d(
         data, weight, padding=size // 2, data_layout=layout,
         kernel_layout="HWIO" if is_last else "OIHW",
     )  # fmt: skip
-    return relay.Function([data, weight], made), {"weight": tensor(w)}, x
+    return relay.Function([data, weight], output), {"weight": tensor(w)}, x
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -157,8 +157,8 @@ def test_convolution_weights_become_sparse(layout: str, size: int) -> None:
 def test_transposed_weights_are_transposed_beforehand() -> None:
     x, w = (RNG.standard_normal(s).astype("float32") for s in ((1, 8), (8, 3)))
     data, weight = relay.var("data", shape=x.shape), relay.var("w", shape=w.shape)
-    made = relay.nn.dense(data, relay.transpose(weight, (1, 0)))
+    output = relay.nn.dense(data, relay.transpose(weight, (1, 0)))
     params = {"w": tensor(w)}
-    _compare(relay.Function([data, weight], made), params, x, "nn.dense",
+    _compare(relay.Function([data, weight], output), params, x, "nn.dense",
              simplify_fc_transpose.convert)  # fmt: skip
     assert list(params) == ["w.T"]

@@ -23,8 +23,8 @@ DATA = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 
 def run(body: Expr, *data: Array) -> Array:
     module = IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
-    found: Array = relay.create_executor("vm", module).evaluate()(*data).numpy()
-    return found
+    result: Array = relay.create_executor("vm", module).evaluate()(*data).numpy()
+    return result
 
 
 def times(factor: float) -> Any:  # noqa: ANN401
@@ -57,12 +57,12 @@ def test_implementations_are_chosen_by_level_and_condition() -> None:
     @relay.op.register_strategy("exp")
     def strategy(attrs: Any, inputs: Any, out_type: Type, target: Target) -> OpStrategy:  # noqa: ANN401
         seen.append(str(target.kind.name))
-        made = OpStrategy()
-        made.add_implementation(times(2), plevel=5)
-        made.add_implementation(times(3), name="better", plevel=15)
+        result = OpStrategy()
+        result.add_implementation(times(2), plevel=5)
+        result.add_implementation(times(3), name="better", plevel=15)
         with SpecializedCondition(inputs[0].shape[0] > 8):
-            made.add_implementation(times(10), name="many rows", plevel=20)
-        return made
+            result.add_implementation(times(10), name="many rows", plevel=20)
+        return result
 
     np.testing.assert_allclose(run(relay.exp(x()), DATA), 3 * DATA)
     many = np.repeat(DATA, 2, 0)
@@ -79,8 +79,8 @@ def test_an_operator_whose_weights_would_be_packed() -> None:
 
     relay.op.register_compute("nn.dense", compute)
     weight = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
-    found = run(relay.nn.relu(relay.nn.dense(x(), relay.const(weight))), DATA)
-    np.testing.assert_allclose(found, np.maximum(2 * DATA @ weight.T, 0), rtol=1e-5, atol=1e-5)
+    result = run(relay.nn.relu(relay.nn.dense(x(), relay.const(weight))), DATA)
+    np.testing.assert_allclose(result, np.maximum(2 * DATA @ weight.T, 0), rtol=1e-5, atol=1e-5)
 
 
 def test_user_schedule_is_used() -> None:
@@ -89,11 +89,11 @@ def test_user_schedule_is_used() -> None:
     def schedule(attrs: Any, outs: Sequence[te.Tensor], target: Target) -> tir.Schedule:  # noqa: ANN401
         (out,) = outs
         (data,) = input_tensors(out)
-        made = tir.Schedule(te.create_prim_func([data, out]))
-        _, j = made.get_loops(made.get_block(out.op.name))
-        made.vectorize(j)
-        seen.append(made)
-        return made
+        result = tir.Schedule(te.create_prim_func([data, out]))
+        _, j = result.get_loops(result.get_block(out.op.name))
+        result.vectorize(j)
+        seen.append(result)
+        return result
 
     relay.op.register_schedule("exp", schedule)
     np.testing.assert_allclose(run(relay.exp(x()), DATA), np.exp(DATA), rtol=1e-6)

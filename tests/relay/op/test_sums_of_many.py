@@ -28,12 +28,12 @@ def both(
         relay.var(f"x{i}", shape=shape or a.shape, dtype=str(a.dtype)) for i, a in enumerate(arrays)
     ]
     module = relay.IRModule.from_expr(relay.Function(params, build(*params)))
-    meant, found = (
+    meant, result = (
         relay.create_executor(kind, module).evaluate()(*arrays).numpy().tolist()
         for kind in ("debug", "vm")
     )
-    assert found == meant
-    return list(found)
+    assert result == meant
+    return list(result)
 
 
 @HALVES
@@ -54,9 +54,9 @@ def test_the_interpreter_sums_in_float32(dtype: type) -> None:
 
 @HALVES
 def test_running_sums_are_made_in_float32(dtype: type) -> None:
-    found = both(lambda x: op.cumsum(x, 0), np.ones(4097, dtype))
-    assert found[255:258] == [256, 256 if dtype != np.float16 else 257, 258]
-    assert found[4095] == 4096
+    result = both(lambda x: op.cumsum(x, 0), np.ones(4097, dtype))
+    assert result[255:258] == [256, 256 if dtype != np.float16 else 257, 258]
+    assert result[4095] == 4096
     eighth = np.full(4096, 1.125, dtype)
     eighth[1:] = 1
     assert both(lambda x: op.cumprod(x, 0, exclusive=True), eighth)[:2] == [1, 1.125]
@@ -102,12 +102,12 @@ def test_products_of_many_terms_are_added_in_float32() -> None:
     dtype = ml_dtypes.bfloat16
     row, data = np.ones((1, 4096), dtype), np.ones(4096, dtype)
     places, starts = np.arange(4096, dtype="int32"), np.array([0, 4096], "int32")
-    found = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, data, places, starts)
-    assert found == [[4096]]
+    result = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, data, places, starts)
+    assert result == [[4096]]
     blocks = data.reshape(1024, 1, 4)
     places, starts = np.arange(1024, dtype="int32"), np.array([0, 1024], "int32")
-    found = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, blocks, places, starts)
-    assert found == [[4096]]
+    result = both(lambda x, d, i, p: op.nn.sparse_dense(x, (d, i, p)), row, blocks, places, starts)
+    assert result == [[4096]]
     image = np.ones((1, 4096, 1, 1), dtype)
     assert both(lambda x: op.nn.correlation(x, x, 1, 0, 1, 1, 0, True), image) == [[[[1]]]]
     moved, weight = np.zeros((1, 2, 1, 1), dtype), np.ones((1, 4096, 1, 1), dtype)
@@ -125,9 +125,9 @@ def test_sums_over_symbols_broadcast_or_are_refused() -> None:
         body = op.einsum((a, b), "ij,jk->ik")
         exe = ekiden.compile(relay.IRModule.from_expr(relay.Function([a, b], body)))
         for left, right in sizes:
-            given = np.ones((2, left), "float32"), np.ones((right, 3), "float32")
+            inputs = np.ones((2, left), "float32"), np.ones((right, 3), "float32")
             if left == right or 1 in (left, right):
-                assert np.all(exe(*given).numpy() == max(left, right))
+                assert np.all(exe(*inputs).numpy() == max(left, right))
             else:
                 with pytest.raises(InputError, match="einsum needs n == "):
-                    exe(*given)
+                    exe(*inputs)

@@ -27,13 +27,13 @@ def integers(dtype: str, *shape: int) -> Array:
 
 
 def scale(*values: float) -> relay.Expr:
-    found = np.asarray(values, np.float32)
-    return relay.const(found if len(values) > 1 else found.reshape(()))
+    result = np.asarray(values, np.float32)
+    return relay.const(result if len(values) > 1 else result.reshape(()))
 
 
 def point(*values: int) -> relay.Expr:
-    found = np.asarray(values, np.int32)
-    return relay.const(found if len(values) > 1 else found.reshape(()))
+    result = np.asarray(values, np.int32)
+    return relay.const(result if len(values) > 1 else result.reshape(()))
 
 
 def module_of(build: Callable[..., relay.Expr], *arrays: Array) -> relay.IRModule:
@@ -45,29 +45,29 @@ def run(build: Callable[..., relay.Expr], *arrays: Array) -> Array:
     """The one result of the interpreter and of the virtual machine."""
     module = module_of(build, *arrays)
     module = relay.parse(module.astext())  # the text says all
-    meant, found = (
+    meant, result = (
         relay.create_executor(kind, module).evaluate()(*arrays).numpy() for kind in ("debug", "vm")
     )
-    np.testing.assert_array_equal(found, meant)
-    assert found.dtype == meant.dtype
-    return found
+    np.testing.assert_array_equal(result, meant)
+    assert result.dtype == meant.dtype
+    return result
 
 
 HALVES = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, -0.49999997], np.float32)
 
 
 def test_quantize_rounds_halves_away_from_zero() -> None:
-    found = run(lambda x: qnn.quantize(x, scale(1.0), point(0)), HALVES)
-    assert found.tolist() == [-3, -2, -1, 1, 2, 3, 0, 0]
+    result = run(lambda x: qnn.quantize(x, scale(1.0), point(0)), HALVES)
+    assert result.tolist() == [-3, -2, -1, 1, 2, 3, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
 def test_quantize_saturates(dtype: str) -> None:
     info = np.iinfo(dtype)
     data = np.array([-1e30, -1e10, 0, 1e10, 1e30, np.inf, -np.inf], np.float32)
-    found = run(lambda x: qnn.quantize(x, scale(0.1), point(1), out_dtype=dtype), data)
+    result = run(lambda x: qnn.quantize(x, scale(0.1), point(1), out_dtype=dtype), data)
     low, high = info.min, info.max
-    assert found.tolist() == [low, low, 1, high, high, high, low]
+    assert result.tolist() == [low, low, 1, high, high, high, low]
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -85,8 +85,8 @@ def test_quantize_and_back_along_an_axis(axis: int) -> None:
 
 def test_dequantize_to_float16_saturates() -> None:
     data = np.array([-(2**30), -1, 0, 2**30], np.int32)
-    found = run(lambda x: qnn.dequantize(x, scale(1.0), point(0), out_dtype="float16"), data)
-    assert found.tolist() == [-65504.0, -1.0, 0.0, 65504.0]
+    result = run(lambda x: qnn.dequantize(x, scale(1.0), point(0), out_dtype="float16"), data)
+    assert result.tolist() == [-65504.0, -1.0, 0.0, 65504.0]
 
 
 @share(4)
@@ -96,8 +96,8 @@ def test_requantize_of_halves(rounding: str, compute: str) -> None:
     data = np.arange(-5, 6, dtype=np.int32)
 
     def build(x: relay.Expr) -> relay.Expr:
-        how = {"rounding": rounding, "compute_dtype": compute}
-        return qnn.requantize(x, scale(0.5), point(0), scale(1.0), point(0), **how)
+        options = {"rounding": rounding, "compute_dtype": compute}
+        return qnn.requantize(x, scale(0.5), point(0), scale(1.0), point(0), **options)
 
     up, away = [-2, -2, -1, -1, 0, 0, 1, 1, 2, 2, 3], [-3, -2, -2, -1, -1, 0, 1, 1, 2, 2, 3]
     assert run(build, data).tolist() == (up if rounding == "UPWARD" else away)
@@ -107,8 +107,8 @@ def test_requantize_just_above_a_half() -> None:
     data = np.array([112], np.uint8)  # (112 - 7) * 0.05 / 0.7 - 9 is -1.4999995 in float32
 
     def build(x: relay.Expr) -> relay.Expr:
-        how = {"rounding": "TONEAREST", "compute_dtype": "float32"}
-        return qnn.requantize(x, scale(0.05), point(7), scale(0.7), point(-9), **how)
+        options = {"rounding": "TONEAREST", "compute_dtype": "float32"}
+        return qnn.requantize(x, scale(0.05), point(7), scale(0.7), point(-9), **options)
 
     assert run(build, data).tolist() == [-1]
 
@@ -137,8 +137,8 @@ def test_requantize_matches_interpreter(
 def test_requantize_matches_hand_computed_values() -> None:
     """(10 - 2) * 0.5 / 0.25 + 1 = 17; (3 - 2) * 2 + 1 = 3; 127 * ... saturates."""
     data = np.array([10, 3, 127, -128], np.int8)
-    found = run(lambda x: qnn.requantize(x, scale(0.5), point(2), scale(0.25), point(1)), data)
-    assert found.tolist() == [17, 3, 127, -128]
+    result = run(lambda x: qnn.requantize(x, scale(0.5), point(2), scale(0.25), point(1)), data)
+    assert result.tolist() == [17, 3, 127, -128]
 
 
 def test_the_scales_of_floating_requantization_may_be_data() -> None:
@@ -188,12 +188,12 @@ def test_unary_qnn_operators_match_interpreter(name: str, dtype: str) -> None:
         data = data[data > 5]
     build = getattr(qnn, name)
     module = module_of(lambda x: build(x, scale(0.03), point(5), scale(0.05), point(1)), data)
-    meant, found = (
+    meant, result = (
         relay.create_executor(kind, module).evaluate()(data).numpy().astype(np.int32)
         for kind in ("debug", "vm")
     )
-    assert np.abs(meant - found).max() <= (1 if name in BITS else 0)
-    assert (meant != found).mean() < 0.02
+    assert np.abs(meant - result).max() <= (1 if name in BITS else 0)
+    assert (meant != result).mean() < 0.02
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1.0])
@@ -207,7 +207,7 @@ def test_qnn_leaky_relu_matches_interpreter(alpha: float) -> None:
 def test_qnn_softmax_matches_interpreter() -> None:
     data = integers("int8", 3, 10)
     its = scale(0.2), point(4), scale(1 / 256), point(-128)
-    found = run(lambda x: qnn.softmax(x, *its), data)
+    result = run(lambda x: qnn.softmax(x, *its), data)
     floats = np.exp((data.astype(np.float64) - 4) * 0.2)
     shares = floats / floats.sum(-1, keepdims=True)
     # In units of 1 / scale = 5: shifts of the exponent are off by a unit, a factor of 2**(1 / 5);
@@ -216,7 +216,7 @@ def test_qnn_softmax_matches_interpreter() -> None:
     # and results of 1 / 256.
     relative = (2 ** (1 / 5) - 1) + 0.5 / 5 + 0.062
     bound = relative / 4 + 1 / 128 + 1 / 256
-    assert np.abs((found.astype(np.float64) + 128) / 256 - shares).max() < bound
+    assert np.abs((result.astype(np.float64) + 128) / 256 - shares).max() < bound
     run(lambda x: qnn.softmax(x, *its, axis=0), data)
 
 
@@ -231,7 +231,7 @@ def test_qnn_dense_matches_interpreter(data: str, weight: str) -> None:
             integers(data, 5, 33),
         )
     variable = integers(weight, 9, 33)
-    found = run(
+    result = run(
         lambda x, w: qnn.dense(
             x, w, point(3), point(2), scale(0.1), scale(0.2), 9, out_dtype="int64"
         ),
@@ -239,7 +239,7 @@ def test_qnn_dense_matches_interpreter(data: str, weight: str) -> None:
         variable,
     )
     np.testing.assert_array_equal(
-        found, (wide.astype(np.int64) - 3) @ (variable.astype(np.int64) - 2).T
+        result, (wide.astype(np.int64) - 3) @ (variable.astype(np.int64) - 2).T
     )
 
 
@@ -252,24 +252,24 @@ def test_qnn_conv2d_matches_interpreter(layouts: tuple[str, str], dtypes: tuple[
     for groups, points in ((1, (3, -2)), (1, (0, 0)), (4, (3, 0))):
         size = {"O": 8, "I": 4 // groups, "H": 3, "W": 2}
         kernel = relay.const(integers(dtypes[1], *(size[axis] for axis in layouts[1])))
-        found = run(
+        result = run(
             lambda x, g=groups, p=points, k=kernel: qnn.conv2d(
                 x, k, point(p[0]), point(p[1]), scale(0.1), scale(0.2), (3, 2), 8, (2, 1),
                 (1, 0, 1, 1), (1, 1), g, *layouts,
             ),
             data,
         )  # fmt: skip
-        assert found.dtype == np.int32
+        assert result.dtype == np.int32
 
 
 def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
     kernel = relay.transpose(relay.const(integers("int8", 8, 3, 3, 4)), (1, 2, 3, 0))
     x = relay.var("x", shape=(1, 6, 6, 4), dtype="int8")
-    made = qnn.conv2d(
+    tensor = qnn.conv2d(
         x, kernel, point(3), point(0), scale(0.1), scale(0.2), (3, 3), 8,
         data_layout="NHWC", kernel_layout="HWIO",
     )  # fmt: skip
-    module = relay.IRModule.from_expr(relay.Function([x], made))
+    module = relay.IRModule.from_expr(relay.Function([x], tensor))
     # In words of bytes, or of their int16 form where products of bytes have no instruction.
     for processor, words in (("cascadelake", "OHWI16o4i"), ("haswell", "OHWI8o2i")):
         text = relay.optimize(module, f"llvm -mcpu={processor}")[0].astext()
@@ -310,11 +310,11 @@ def test_transposed_sums_that_no_float_holds_are_made_of_parts() -> None:
     kernel = np.full((3, 600, 2, 2), 127, np.int8)
     kernel[1, ::7] = -127
     x = relay.var("x", shape=data.shape, dtype="uint8")
-    made = qnn.conv2d_transpose(
+    result = qnn.conv2d_transpose(
         x, relay.const(kernel), point(0), point(-1), scale(0.1), scale(0.2), (1, 1),
         data_layout="NHWC", kernel_layout="OIHW",
     )  # fmt: skip
-    module = relay.IRModule.from_expr(relay.Function([x], made))
+    module = relay.IRModule.from_expr(relay.Function([x], result))
     text = relay.qnn.transform.CanonicalizeOps()(module).astext()
     assert text.count(" nn.conv2d_transpose(") == 5  # 600 * 4 * 255 * 128 / 2**24
     run(lambda x: qnn.conv2d_transpose(
@@ -333,17 +333,17 @@ def test_rounding_away_from_zero(dtype: str) -> None:
     module = relay.IRModule.from_expr(
         relay.Function([x], scale_conversion.round_half_away(x, dtype))
     )
-    found = ekiden.compile(module)(data).numpy()
-    np.testing.assert_array_equal(found, scale_conversion.round_half_away_array(data))
+    result = ekiden.compile(module)(data).numpy()
+    np.testing.assert_array_equal(result, scale_conversion.round_half_away_array(data))
 
 
 def test_qnn_batch_matmul_matches_interpreter() -> None:
     x, y = integers("uint8", 3, 4, 9), integers("int8", 3, 5, 9)
-    found = run(
+    result = run(
         lambda a, b: qnn.batch_matmul(a, b, point(3), point(-4), scale(0.1), scale(0.2)), x, y
     )
     wide = x.astype(np.int64) - 3, np.swapaxes(y.astype(np.int64) + 4, 1, 2)
-    np.testing.assert_array_equal(found, wide[0] @ wide[1])
+    np.testing.assert_array_equal(result, wide[0] @ wide[1])
 
 
 def test_qnn_concatenate_matches_interpreter() -> None:
@@ -353,8 +353,8 @@ def test_qnn_concatenate_matches_interpreter() -> None:
         scales = [scale(0.1), scale(0.3)], [point(3), point(0)]
         return qnn.concatenate([a, b], *scales, scale(0.1), point(3), 1)
 
-    found = run(build, *parts)
-    np.testing.assert_array_equal(found[:, :3], parts[0])
+    result = run(build, *parts)
+    np.testing.assert_array_equal(result[:, :3], parts[0])
 
 
 @pytest.mark.parametrize("count_include_pad", [False, True])
@@ -376,10 +376,10 @@ def test_simulated_quantize_matches_interpreter(dtype: str) -> None:
     scales = scale(0.1, 0.2, 0.3), point(1, 2, 3)
     levels = run(lambda x: qnn.simulated_quantize(x, *scales, out_dtype=dtype), data)
     module = module_of(lambda x: qnn.simulated_dequantize(x, *scales, in_dtype=dtype), levels)
-    meant, found = (
+    meant, result = (
         relay.create_executor(kind, module).evaluate()(levels).numpy() for kind in ("debug", "vm")
     )
-    np.testing.assert_allclose(found, meant, rtol=1e-6)  # floats: passes may regroup them
+    np.testing.assert_allclose(result, meant, rtol=1e-6)  # floats: passes may regroup them
     if dtype != "disable":
         true = run(lambda x: qnn.quantize(x, *scales, out_dtype=dtype), data)
         np.testing.assert_array_equal(levels, true.astype(np.float32))
@@ -391,16 +391,16 @@ def test_quantized_network_agrees_at_every_opt_level(opt_level: int) -> None:
     kernel = relay.const(integers("int8", 8, 3, 3, 3))
     x = relay.var("x", shape=(1, 3, 8, 8), dtype="float32")
     levels = qnn.quantize(x, scale(0.02), point(128), out_dtype="uint8")
-    made = qnn.conv2d(levels, kernel, point(128), point(0), scale(0.02), scale(0.01), padding=1)
-    bias = relay.nn.bias_add(made, relay.const(np.arange(8, dtype=np.int32)))
-    made = qnn.requantize(bias, scale(0.0002), point(0), scale(0.05), point(0), axis=1)
-    body = qnn.dequantize(relay.nn.relu(made), scale(0.05), point(0))
+    tensor = qnn.conv2d(levels, kernel, point(128), point(0), scale(0.02), scale(0.01), padding=1)
+    bias = relay.nn.bias_add(tensor, relay.const(np.arange(8, dtype=np.int32)))
+    tensor = qnn.requantize(bias, scale(0.0002), point(0), scale(0.05), point(0), axis=1)
+    body = qnn.dequantize(relay.nn.relu(tensor), scale(0.05), point(0))
     module = relay.IRModule.from_expr(relay.Function([x], body))
     data = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
     with ekiden.transform.PassContext(opt_level=opt_level):
-        found = relay.create_executor("vm", module).evaluate()(data).numpy()
+        result = relay.create_executor("vm", module).evaluate()(data).numpy()
     np.testing.assert_array_equal(
-        found, relay.create_executor("debug", module).evaluate()(data).numpy()
+        result, relay.create_executor("debug", module).evaluate()(data).numpy()
     )
 
 
@@ -449,9 +449,9 @@ def test_vectors_of_one_are_scalars() -> None:
     data = np.arange(12, dtype="uint8").reshape(3, 4)
     x = relay.var("x", shape=data.shape, dtype="uint8")
     one, zero = relay.const(np.array([0.5])), relay.const(np.array([3]))
-    made = relay.qnn.op.dequantize(x, one, zero)
-    found = relay.create_executor("debug", ekiden.IRModule.from_expr(made)).evaluate()(data)
-    np.testing.assert_array_equal(found.numpy(), (data.astype("float32") - 3) / 2)
+    output = relay.qnn.op.dequantize(x, one, zero)
+    result = relay.create_executor("debug", ekiden.IRModule.from_expr(output)).evaluate()(data)
+    np.testing.assert_array_equal(result.numpy(), (data.astype("float32") - 3) / 2)
 
 
 @pytest.mark.parametrize("rounding", ["TWICE", "UPWARD", "TONEAREST"])
@@ -464,9 +464,9 @@ def test_products_in_fixed_point_at_the_ends_of_int32(
     if max(scales) > 1:
         data[:5] >>= 2  # what is above int32 has no meaning
     x = relay.var("x", shape=data.shape, dtype="int32")
-    made = scale_conversion.multiply_fixed_point(x, np.array(scales), rounding)
-    module = relay.IRModule.from_expr(relay.Function([x], made))
-    found = ekiden.compile(module)(data).numpy()
+    output = scale_conversion.multiply_fixed_point(x, np.array(scales), rounding)
+    module = relay.IRModule.from_expr(relay.Function([x], output))
+    result = ekiden.compile(module)(data).numpy()
     np.testing.assert_array_equal(
-        found, scale_conversion.multiply_fixed_point_array(data, np.array(scales), rounding)
+        result, scale_conversion.multiply_fixed_point_array(data, np.array(scales), rounding)
     )

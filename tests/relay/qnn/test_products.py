@@ -34,12 +34,12 @@ def each_way(
     module = relay.IRModule.from_expr(relay.Function(tuple(params), body))
     runs = [relay.create_executor("debug", module).evaluate()]
     runs += [ekiden.compile(module, target) for target in targets]
-    found = []
+    actual = []
     for run in runs:
         result = run(*arrays)
         many = result if isinstance(result, tuple) else (result,)
-        found.append([r.numpy() for r in many])
-    return found
+        actual.append([r.numpy() for r in many])
+    return actual
 
 
 def scalar(value: int, dtype: str) -> relay.Expr:
@@ -68,9 +68,9 @@ def test_qnn_dense_matches_wide_integers(
         body = qnn.dense(x, relay.const(weight), *points, data_dtype=data_dtype)
         wide = (data.astype(np.int64) - point) @ (weight.astype(np.int64) - kernel_point).T
         targets = processors() if point else ["llvm"]  # the same kernel but for what is added
-        for (found,) in each_way([x], body, data, targets=targets):
-            np.testing.assert_array_equal(found, wide)
-            assert found.dtype == np.int32
+        for (result,) in each_way([x], body, data, targets=targets):
+            np.testing.assert_array_equal(result, wide)
+            assert result.dtype == np.int32
 
 
 def test_dense_with_a_zero_point_for_each_row() -> None:
@@ -79,8 +79,8 @@ def test_dense_with_a_zero_point_for_each_row() -> None:
     x = relay.var("x", relay.tensor_type((4, 20), "uint8"))
     body = qnn.dense(x, relay.const(weight), scalar(9, "uint8"), relay.const(points))
     wide = (data.astype(np.int64) - 9) @ (weight.astype(np.int64) - points[:, None]).T
-    for (found,) in each_way([x], body, data):
-        np.testing.assert_array_equal(found, wide)
+    for (result,) in each_way([x], body, data):
+        np.testing.assert_array_equal(result, wide)
 
 
 def test_products_of_bytes_do_not_saturate() -> None:
@@ -88,8 +88,8 @@ def test_products_of_bytes_do_not_saturate() -> None:
     data, weight = np.full((2, 512), 255, np.uint8), np.full((16, 512), -128, np.int8)
     x = relay.var("x", relay.tensor_type((2, 512), "uint8"))
     body = qnn.dense(x, relay.const(weight), scalar(0, "uint8"), scalar(0, "int8"))
-    for (found,) in each_way([x], body, data):
-        assert (found == 255 * -128 * 512).all()
+    for (result,) in each_way([x], body, data):
+        assert (result == 255 * -128 * 512).all()
 
 
 @alike(4)
@@ -132,9 +132,9 @@ def test_qnn_conv2d_matches_wide_integers(
         plain = relay.Function([a, w], relay.nn.conv2d(a, w, **options))
         wide = relay.create_executor("debug").evaluate(plain)(shifted, kernel).numpy()
         targets = processors() if kernel_point is columns else ["llvm"]
-        for (found,) in each_way([x], body, data, targets=targets):
-            np.testing.assert_array_equal(found, wide)
-            assert found.dtype == np.int32
+        for (result,) in each_way([x], body, data, targets=targets):
+            np.testing.assert_array_equal(result, wide)
+            assert result.dtype == np.int32
 
 
 @pytest.mark.quick
@@ -177,7 +177,7 @@ def test_layers_with_weights_of_bytes(
     x = relay.var("x", relay.tensor_type((relay.SizeVar("t"), batch, inputs)))
     weights = [random("int8", 4 * hidden, n, seed=n) for n in (inputs, hidden)]
     scales = [relay.const(rng.uniform(0.0005, 0.002, 4 * hidden).astype("f")) for _ in range(2)]
-    made = qnn.dynamic_lstm(
+    result = qnn.dynamic_lstm(
         x,
         *map(relay.const, weights),
         *scales,
@@ -186,7 +186,7 @@ def test_layers_with_weights_of_bytes(
         reverse=reverse,
     )
     data = rng.normal(size=(steps, batch, inputs)).astype("f")
-    interpreted, *others = each_way([x], relay.Tuple(made), data)
+    interpreted, *others = each_way([x], relay.Tuple(result), data)
     # where a state is halfway between two levels, either may come out, and a level of a state
     # within [-1, 1] weighs at most (2 / 255) * 128 * 0.002 = 0.002
     for one, other in itertools.chain(*(zip(interpreted, c, strict=True) for c in others)):
@@ -211,10 +211,10 @@ def test_a_recurrent_weight_that_is_no_constant() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.011)
 
 
-@pytest.mark.parametrize("given", list(itertools.combinations(("scale", "sums"), 1)))
-def test_dynamic_quantize_returns_scale_and_row_sums(given: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("argument", list(itertools.combinations(("scale", "sums"), 1)))
+def test_dynamic_quantize_returns_scale_and_row_sums(argument: tuple[str, ...]) -> None:
     x = relay.var("x", relay.tensor_type((3, 2, 20)))
-    extras = {name: relay.const(np.zeros(20, "f" if name == "scale" else "i")) for name in given}
+    extras = {name: relay.const(np.zeros(20, "f" if name == "scale" else "i")) for name in argument}
     layer = relay.op.nn.recurrent(x, relay.const(random("int8", 20, 5)), "lstm", extras)
     with pytest.raises(ekiden.CompileError, match="scale and sums come with a weight of int8"):
         ekiden.compile(relay.IRModule.from_expr(relay.Function((x,), layer)))

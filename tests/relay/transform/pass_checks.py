@@ -31,10 +31,10 @@ def program(text: str, **constants: Array) -> IRModule:
 
 def check(transform: Callable[[IRModule], IRModule], before: str, after: str) -> None:
     """`transform` makes the program `after` from the program `before`, types filled in."""
-    made = transform(program(before))
-    verify(made)
-    made, expected = InferType()(made), InferType()(program(after))
-    assert structural_equal(made, expected), f"got:\n{made}\nexpected:\n{expected}"
+    transformed = transform(program(before))
+    verify(transformed)
+    transformed, expected = InferType()(transformed), InferType()(program(after))
+    assert structural_equal(transformed, expected), f"got:\n{transformed}\nexpected:\n{expected}"
 
 
 def evaluate(module: IRModule, args: Sequence[Array]) -> list[Array]:
@@ -47,9 +47,9 @@ def assert_same_meaning(
     before: IRModule, after: IRModule, args: Sequence[Array], rtol: float = 1e-5
 ) -> None:
     """Both programs give the same on these arguments, up to rounding."""
-    for expected, got in zip(evaluate(before, args), evaluate(after, args), strict=True):
-        assert expected.dtype == got.dtype
-        np.testing.assert_allclose(got, expected, rtol=rtol, atol=1e-5)
+    for expected, actual in zip(evaluate(before, args), evaluate(after, args), strict=True):
+        assert expected.dtype == actual.dtype
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=1e-5)
 
 
 def main_of(module: IRModule) -> Function:
@@ -60,14 +60,14 @@ def main_of(module: IRModule) -> Function:
 
 def calls(module: IRModule) -> list[str]:
     """The operators that `main` calls, in order of evaluation, those inside functions included."""
-    found = post_order(main_of(module), into_functions=True)
-    return [e.op.name for e in found if isinstance(e, Call) and isinstance(e.op, Op)]
+    result = post_order(main_of(module), into_functions=True)
+    return [e.op.name for e in result if isinstance(e, Call) and isinstance(e.op, Op)]
 
 
 def groups(module: IRModule) -> list[list[str]]:
     """The operators of each primitive function that `main` calls, in order of evaluation."""
-    found = evaluation_order(main_of(module).body)
-    fused = [e.op for e in found if isinstance(e, Call) and isinstance(e.op, Function)]
+    result = evaluation_order(main_of(module).body)
+    fused = [e.op for e in result if isinstance(e, Call) and isinstance(e.op, Function)]
     return [
         [e.op.name for e in post_order(f) if isinstance(e, Call) and isinstance(e.op, Op)]
         for f in fused
@@ -77,10 +77,10 @@ def groups(module: IRModule) -> list[list[str]]:
 
 def lets(module: IRModule) -> list[tuple[str, str]]:
     """(variable, operator or kind of value) of each binding of `main`."""
-    found = []
+    result = []
     at = main_of(module).body
     while isinstance(at, Let):
         is_call = isinstance(at.value, Call) and isinstance(at.value.op, Op)
-        found.append((at.var.name_hint, at.value.op.name if is_call else type(at.value).__name__))
+        result.append((at.var.name_hint, at.value.op.name if is_call else type(at.value).__name__))
         at = at.body
-    return found
+    return result

@@ -36,13 +36,13 @@ def packed(module: IRModule, target: Target = TARGET) -> IRModule:
 
 
 def weights(module: IRModule) -> list[tuple[int, ...]]:
-    found = evaluation_order(module["main"].body)
-    return [e.data.shape for e in found if isinstance(e, Constant) and e.data.ndim > 1]
+    result = evaluation_order(module["main"].body)
+    return [e.data.shape for e in result if isinstance(e, Constant) and e.data.ndim > 1]
 
 
 def layouts(module: IRModule) -> list[str]:
-    found = evaluation_order(module["main"].body)
-    return [e.attrs.kernel_layout for e in found if isinstance(e, Call) and "conv2d" in e.op.name]
+    result = evaluation_order(module["main"].body)
+    return [e.attrs.kernel_layout for e in result if isinstance(e, Call) and "conv2d" in e.op.name]
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_what_is_made_winograds_has_a_kernel_of_that_family(processor: str) -> N
           nn.conv2d(%x, %w, padding=[1, 1, 1, 1]) }}""",
         w=array(depth, depth, 3, 3),
     )
-    made = FoldConstant()(AlterOpLayout(target)(ConvertLayout()(before)))
-    (shape,) = weights(InferType()(made))
+    transformed = FoldConstant()(AlterOpLayout(target)(ConvertLayout()(before)))
+    (shape,) = weights(InferType()(transformed))
     weight = te.placeholder(shape, name="weight")
     data = te.placeholder((1, 28, 28, depth), name="data")
     side = math.isqrt(shape[0]) - 2

@@ -23,11 +23,11 @@ def annotated(body: relay.Expr) -> tuple[list[tuple[int, ...]], object]:
     """`used_memory` of each function in order, and `io_used_memory`."""
     module = InferType()(ToANormalForm()(InferType()(IRModule.from_expr(body))))
     main = AnnotateUsedMemory()(module)["main"]
-    found: dict[relay.Function, tuple[int, ...]] = {}
+    result: dict[relay.Function, tuple[int, ...]] = {}
     for _, value in iter_bindings(main.body):
         if isinstance(value, relay.Call) and isinstance(value.op, relay.Function):
-            found[value.op] = value.op.attrs["used_memory"]
-    return list(found.values()), main.attrs["io_used_memory"]
+            result[value.op] = value.op.attrs["used_memory"]
+    return list(result.values()), main.attrs["io_used_memory"]
 
 
 def test_later_read_values_are_live() -> None:

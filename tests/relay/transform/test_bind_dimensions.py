@@ -30,8 +30,8 @@ def bound(text: str) -> str:
 def hoisted(text: str) -> str:
     """The module with names, on the way of the virtual machine."""
     module: IRModule = BindDimensions()(InferType()(relay.parse(text)))
-    for each in (FuseOps(), ToANormalForm(), LambdaLift(), InferType(), HoistDimensions()):
-        module = each(module)
+    for item in (FuseOps(), ToANormalForm(), LambdaLift(), InferType(), HoistDimensions()):
+        module = item(module)
     return str(module)
 
 

@@ -39,12 +39,12 @@ PLAIN = Target.parse("llvm -mcpu=x86-64")
 def weight(row: BlockFormat, rows: int, blocks: int) -> Array:
     """Blocks of every level; scales that are numbers."""
     random = np.random.default_rng(rows + blocks)
-    found = random.integers(0, 256, (rows, blocks, row.block_bytes), dtype=np.uint8)
+    result = random.integers(0, 256, (rows, blocks, row.block_bytes), dtype=np.uint8)
     for real in (row.scale, row.offset):
         if real is not None:
             numbers = random.standard_normal((rows, blocks, 1)).astype("<f2")
-            found[..., real.byte_offset : real.byte_offset + 2] = numbers.view(np.uint8)
-    return found
+            result[..., real.byte_offset : real.byte_offset + 2] = numbers.view(np.uint8)
+    return result
 
 
 def layer(
@@ -62,13 +62,13 @@ def layer(
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize(("rows", "panel"), [(1, 4), (64, 16), (65, 64)])
 def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> None:
-    given = weight(row, rows, 2)
-    packed, of = pack_blocks(given, row.name, panel), PackedBlock(row, panel)
+    argument = weight(row, rows, 2)
+    packed, of = pack_blocks(argument, row.name, panel), PackedBlock(row, panel)
     assert packed.shape == (-(-rows // panel), 2, of.block_bytes) and packed.dtype == np.uint8
     assert sorted(of.word_order) == list(range(of.num_words))
-    found = unpack_blocks(packed, row.name, panel)
-    assert found[:rows].tobytes() == row.decode(given).tobytes()
-    assert not found[rows:].any()
+    result = unpack_blocks(packed, row.name, panel)
+    assert result[:rows].tobytes() == row.decode(argument).tobytes()
+    assert not result[rows:].any()
 
 
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
@@ -89,8 +89,8 @@ def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
 def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
     row = BLOCK_FORMATS_BY_NAME["q4_0"]
     module = AlterOpLayout(target)(InferType()(layer(weight(row, 20, 2), row)))
-    made = calls(InferType()(module))
-    assert made[-1] == last and "nn.dense_blocks" not in made
+    result = calls(InferType()(module))
+    assert result[-1] == last and "nn.dense_blocks" not in result
 
 
 @share(100, by=lambda how, **_: how)
@@ -101,19 +101,19 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
 def test_block_quantized_dense_matches_reference(
     row: BlockFormat, rows: int, units: int, how: str
 ) -> None:
-    given = weight(row, units, 512 // row.values_per_block)
+    argument = weight(row, units, 512 // row.values_per_block)
     data = np.random.default_rng(rows).standard_normal((rows, 512)).astype("float32")
-    plain = row.decode(given).astype("float64")
+    plain = row.decode(argument).astype("float64")
     expected = np.maximum(data @ plain.T, 0)
     near = (np.abs(data) @ np.abs(plain).T).max(initial=0) * 1e-5
     most = np.abs(data.reshape(rows, 16, 32)).max(-1, initial=0)
     error = most @ np.abs(plain).reshape(units, -1, 32).sum(-1).T / 254
     known = rows if how == "float32" and rows else None
     for target in processors():
-        made = ekiden.compile(layer(given, row, relu=True, how=how, rows=known), target)
-        found = made(data).numpy()
-        assert found.shape == (rows, units)
-        wrong = np.abs(found - expected)
+        made = ekiden.compile(layer(argument, row, relu=True, how=how, rows=known), target)
+        actual = made(data).numpy()
+        assert actual.shape == (rows, units)
+        wrong = np.abs(actual - expected)
         assert (wrong <= near + (error if how == "int8" else 0)).all()
 
 
@@ -130,14 +130,14 @@ def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> No
     if not target.serves(Target.host()):
         pytest.skip(f"this machine does not run code for {cpu}")
     random = np.random.default_rng(row.gguf_type)
-    given = weight(row, 40, 512 // row.values_per_block)
+    argument = weight(row, 40, 512 // row.values_per_block)
     data = random.integers(-127, 128, (3, 512)).astype("float32")
     data[:, ::32] = 127
     data[0], data[1, 1::2] = 127, -127
-    found = ekiden.compile(layer(given, row), target)(data).numpy()
-    plain = row.decode(given).astype("float64")
+    result = ekiden.compile(layer(argument, row), target)(data).numpy()
+    plain = row.decode(argument).astype("float64")
     near = (np.abs(data) @ np.abs(plain).T) * 2e-6
-    assert (np.abs(found - data @ plain.T) <= near).all()
+    assert (np.abs(result - data @ plain.T) <= near).all()
 
 
 def kernel_object(row: BlockFormat, target: Target) -> None:
@@ -157,12 +157,12 @@ def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
     packed = placeholder((6, 4, PackedBlock(row, panel).block_bytes), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, 6 * panel, panel, "int8")
     func = lower(schedule([data, packed], [result], target, "k"), target)
-    found = [each for each in pre_order_stmts(func.body) if isinstance(each, Prefetch)]
-    named = {v: const(at if v.name == "at" else 0) for each in found
-             for v in free_vars(each.indices[0])}  # fmt: skip
-    places = [simplify(substitute(each.indices[0], named)) for each in found]
+    actual = [item for item in pre_order_stmts(func.body) if isinstance(item, Prefetch)]
+    named = {v: const(at if v.name == "at" else 0) for item in actual
+             for v in free_vars(item.indices[0])}  # fmt: skip
+    places = [simplify(substitute(item.indices[0], named)) for item in actual]
     size = 6 * 4 * PackedBlock(row, panel).block_bytes
-    return {each.locality for each in found}, [int(str(p)) for p in places], size
+    return {item.locality for item in actual}, [int(str(p)) for p in places], size
 
 
 def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
@@ -182,18 +182,18 @@ def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
 
 def test_zero_blocks_give_zero() -> None:
     row = BLOCK_FORMATS_BY_NAME["q5_k"]
-    found = ekiden.compile(layer(weight(row, 3, 2), row))(np.zeros((2, 512), "float32")).numpy()
-    np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
+    result = ekiden.compile(layer(weight(row, 3, 2), row))(np.zeros((2, 512), "float32")).numpy()
+    np.testing.assert_array_equal(result, np.zeros((2, 3), "float32"))
 
 
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
-    given = weight(row, 9, 2)
+    argument = weight(row, 9, 2)
     at = relay.var("at", relay.TensorType((relay.SizeVar("n"), 2), "int64"))
-    body = relay.nn.take_blocks(relay.const(given), at, row.name)
+    body = relay.nn.take_blocks(relay.const(argument), at, row.name)
     run = ekiden.compile(IRModule.from_expr(relay.Function([at], body)))
     places = np.array([[0, 8], [-9, 3], [-1, 3]])
-    assert run(places).numpy().tobytes() == row.decode(given)[places].tobytes()
+    assert run(places).numpy().tobytes() == row.decode(argument)[places].tobytes()
     with pytest.raises(IndexRangeError, match=r"nn.take_blocks: .* 9 "):
         run(np.array([[0, 9]]))
 
@@ -203,16 +203,16 @@ def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
 def test_a_table_that_is_the_last_layer_lies_in_memory_once(row: BlockFormat) -> None:
     """Rows come out of the packed weight, bit for bit; of another weight, or one that is not
     packed, out of the weight itself."""
-    given, other = weight(row, 9, 2), weight(row, 9, 2)[::-1].copy()
+    argument, other = weight(row, 9, 2), weight(row, 9, 2)[::-1].copy()
     at = relay.var("at", relay.TensorType((relay.SizeVar("n"),), "int64"))
 
     def module(table: Array) -> IRModule:
         rows = relay.nn.take_blocks(relay.const(table), at, row.name)
-        last = relay.nn.dense_blocks(rows, relay.const(given), row.name)
+        last = relay.nn.dense_blocks(rows, relay.const(argument), row.name)
         return InferType()(IRModule.from_expr(relay.Function([at], relay.Tuple([rows, last]))))
 
     places = np.array([0, 8, -9, 3, -1])
-    for table, taken in ((given, "nn.contrib_take_blocks_pack"), (other, "nn.take_blocks")):
+    for table, taken in ((argument, "nn.contrib_take_blocks_pack"), (other, "nn.take_blocks")):
         for target, name in ((BYTES, taken), (NARROW, taken), (PLAIN, "nn.take_blocks")):
             assert name in calls(InferType()(AlterOpLayout(target)(module(table))))
         exe = ekiden.compile(module(table))
@@ -245,10 +245,10 @@ def test_invalid_block_weights_are_refused(
     shape: tuple[int, ...], dtype: str, format: str, message: str
 ) -> None:
     x = relay.var("x", shape=shape, dtype=dtype)
-    given = relay.const(weight(BLOCK_FORMATS_BY_NAME["q4_0"], 4, 2))
-    body = relay.nn.dense_blocks(x, given, format)
+    argument = relay.const(weight(BLOCK_FORMATS_BY_NAME["q4_0"], 4, 2))
+    body = relay.nn.dense_blocks(x, argument, format)
     with pytest.raises(TypeInferenceError, match=message):
         InferType()(IRModule.from_expr(relay.Function([x], body)))
-    body = relay.nn.dense_blocks(relay.var("y", shape=(2, 64)), given, "q4_0", "int4")
+    body = relay.nn.dense_blocks(relay.var("y", shape=(2, 64)), argument, "q4_0", "int4")
     with pytest.raises(TypeInferenceError, match="activations must be int8 or float32, got 'int4'"):
         InferType()(IRModule.from_expr(relay.Function(list(relay.analysis.free_vars(body)), body)))

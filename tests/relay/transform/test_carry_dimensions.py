@@ -25,8 +25,8 @@ SLICE = """def @main(%c: Tensor[(p, 2), float32], %x: Tensor[(n, 3), float32],
 
 def carried(text: str) -> str:
     module = InferType()(relay.parse(text))
-    for each in (FuseOps(), ToANormalForm(), LambdaLift(), InferType(), HoistDimensions()):
-        module = each(module)
+    for item in (FuseOps(), ToANormalForm(), LambdaLift(), InferType(), HoistDimensions()):
+        module = item(module)
     return str(CarryDimensions()(module))
 
 
@@ -67,9 +67,9 @@ def test_ranges_and_paddings_by_dimensions_of_other_tensors(p: int, n: int) -> N
         )
     )
     x = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
-    found = exe(np.zeros((p, 2), np.float32), x)
-    np.testing.assert_array_equal(found[0].numpy(), np.arange(p, p + n, dtype=np.float32))
-    np.testing.assert_array_equal(found[1].numpy(), np.pad(x, ((p, n), (0, 0))))
+    result = exe(np.zeros((p, 2), np.float32), x)
+    np.testing.assert_array_equal(result[0].numpy(), np.arange(p, p + n, dtype=np.float32))
+    np.testing.assert_array_equal(result[1].numpy(), np.pad(x, ((p, n), (0, 0))))
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_layers_of_other_data_stay() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_combined_layers_match_interpreter(rows: int) -> None:
     data = random(rows, 3)
-    found = ekiden.compile(layers(rows))(data)
+    actual = ekiden.compile(layers(rows))(data)
     first, second = data @ random(5, 3).T, data @ random(4, 3).T
-    for got, wanted in zip(found, (np.maximum(first, 0), second, first), strict=True):
-        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-5)
+    for result, expected in zip(actual, (np.maximum(first, 0), second, first), strict=True):
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-5)

@@ -28,26 +28,26 @@ def @cut(%y: {T}, {ATTRS}) -> {T} {{ {INNER} }}"""
 @pytest.mark.parametrize("place", PLACES)
 def test_external_functions_become_global_by_symbol(place: str) -> None:
     module = relay.parse(f"def @main(%x: {T}) {{ {PLACES[place]} }}")
-    made = OutlineCompilerFunctionsWithExistingGlobalSymbols("one")(module)
-    assert structural_equal(InferType()(made), InferType()(relay.parse(OUTLINED)))
+    transformed = OutlineCompilerFunctionsWithExistingGlobalSymbols("one")(module)
+    assert structural_equal(InferType()(transformed), InferType()(relay.parse(OUTLINED)))
     other = OutlineCompilerFunctionsWithExistingGlobalSymbols("two")(module)
     assert structural_equal(other, module)
 
 
 def test_external_functions_are_marked_extern() -> None:
-    made = MarkCompilerFunctionsAsExtern("one")(relay.parse(OUTLINED))
-    assert made["cut"].attrs == {"Extern": 1} and made["main"].attrs is None
+    transformed = MarkCompilerFunctionsAsExtern("one")(relay.parse(OUTLINED))
+    assert transformed["cut"].attrs == {"Extern": 1} and transformed["main"].attrs is None
     kept = MarkCompilerFunctionsAsExtern("two")(relay.parse(OUTLINED))
     assert kept["cut"].attr("Compiler") == "one"
 
 
 def test_outlined_functions_are_inlined_again() -> None:
     module = relay.parse(OUTLINED)
-    made = InlineCompilerFunctionsBoundTo([module.get_global_var("cut")])(module)
-    wanted = relay.parse(f"def @main(%x: {T}) {{ nn.relu(add(%x, %x)) }}")
-    assert structural_equal(InferType()(made), InferType()(wanted))
-    found = relay.create_executor("vm", made, target="llvm").evaluate()(np.float32([1, -1]))
-    assert found.numpy().tolist() == [2, 0]
+    transformed = InlineCompilerFunctionsBoundTo([module.get_global_var("cut")])(module)
+    expected = relay.parse(f"def @main(%x: {T}) {{ nn.relu(add(%x, %x)) }}")
+    assert structural_equal(InferType()(transformed), InferType()(expected))
+    actual = relay.create_executor("vm", transformed, target="llvm").evaluate()(np.float32([1, -1]))
+    assert actual.numpy().tolist() == [2, 0]
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

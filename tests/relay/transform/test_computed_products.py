@@ -26,9 +26,9 @@ def levels(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
     """All bytes, a third of them the least or the largest."""
     info = np.iinfo(dtype)
     rng = np.random.default_rng([seed, *shape])
-    made = rng.integers(info.min, info.max + 1, shape)
+    result = rng.integers(info.min, info.max + 1, shape)
     return np.where(
-        rng.random(shape) < 1 / 3, rng.choice([info.min, info.max], shape), made
+        rng.random(shape) < 1 / 3, rng.choice([info.min, info.max], shape), result
     ).astype(dtype)
 
 
@@ -46,18 +46,20 @@ def batched(
 
 def product_of(module: IRModule) -> Call:
     """The one product behind the pass, for a processor."""
-    made = ProductPrecision(Target.parse("llvm -mcpu=x86-64-v3"))(InferType()(module))
+    transformed = ProductPrecision(Target.parse("llvm -mcpu=x86-64-v3"))(InferType()(module))
     calls = [
-        e for e in post_order(InferType()(FoldConstant()(made))["main"]) if isinstance(e, Call)
+        e
+        for e in post_order(InferType()(FoldConstant()(transformed))["main"])
+        if isinstance(e, Call)
     ]
-    (found,) = (c for c in calls if c.op.definition.macs is not None)
-    return found
+    (result,) = (c for c in calls if c.op.definition.macs is not None)
+    return result
 
 
 @pytest.mark.quick
 def test_static_sizes_use_int8_dot_products() -> None:
-    found = product_of(batched("int8", "uint8", ((2, 9, 8), (2, 7, 8)), (3, 5)))
-    assert [a.checked_type.dtype for a in found.args] == ["uint8", "int8"]
+    result = product_of(batched("int8", "uint8", ((2, 9, 8), (2, 7, 8)), (3, 5)))
+    assert [a.checked_type.dtype for a in result.args] == ["uint8", "int8"]
 
 
 @pytest.mark.quick
@@ -66,8 +68,8 @@ def test_static_sizes_use_int8_dot_products() -> None:
 )
 def test_dynamic_sizes_use_exact_float_sums(depth: PrimExpr | int, dtype: str) -> None:
     n = SizeVar("n")
-    found = product_of(batched("uint8", "uint8", ((2, 9, depth), (2, n, depth)), (0, 255)))
-    assert [a.checked_type.dtype for a in found.args] == [dtype] * 2
+    result = product_of(batched("uint8", "uint8", ((2, 9, depth), (2, n, depth)), (0, 255)))
+    assert [a.checked_type.dtype for a in result.args] == [dtype] * 2
 
 
 @pytest.mark.quick
@@ -76,9 +78,9 @@ def test_a_zero_point_that_may_be_any_number_stays_in_integers() -> None:
     x, y = (relay.var(v, shape=(2, n, 8), dtype="int8") for v in "xy")
     point = relay.var("p", shape=(), dtype="int32")
     moved = relay.subtract(relay.cast(x, "int32"), point)
-    made = relay.nn.batch_matmul(moved, relay.cast(y, "int32"))
-    found = product_of(IRModule.from_expr(relay.Function([x, y, point], made)))
-    assert [a.checked_type.dtype for a in found.args] == ["int32"] * 2
+    output = relay.nn.batch_matmul(moved, relay.cast(y, "int32"))
+    result = product_of(IRModule.from_expr(relay.Function([x, y, point], output)))
+    assert [a.checked_type.dtype for a in result.args] == ["int32"] * 2
 
 
 @alike(4)
@@ -108,11 +110,11 @@ def test_broadcast_matrix_products_match_integers(transposed: bool) -> None:
     x = relay.var("x", shape=(2, SizeVar("m"), 12), dtype="uint8")
     y = relay.var("y", shape=(20, 12) if transposed else (12, 20), dtype="uint8")
     wide = [relay.cast(v, "int32") for v in (x, y)]
-    made = relay.nn.dense(*wide) if transposed else relay.nn.matmul(*wide)
-    executable = ekiden.compile(IRModule.from_expr(relay.Function([x, y], made)))
+    result = relay.nn.dense(*wide) if transposed else relay.nn.matmul(*wide)
+    executable = ekiden.compile(IRModule.from_expr(relay.Function([x, y], result)))
     data, weight = (
         levels("uint8", (2, 9, 12), 0),
         levels("uint8", (20, 12) if transposed else (12, 20), 1),
     )
-    wanted = data.astype(np.int64) @ (weight.T if transposed else weight).astype(np.int64)
-    np.testing.assert_array_equal(executable(data, weight).numpy(), wanted)
+    expected = data.astype(np.int64) @ (weight.T if transposed else weight).astype(np.int64)
+    np.testing.assert_array_equal(executable(data, weight).numpy(), expected)

@@ -47,13 +47,13 @@ def planned(text: str) -> IRModule:
 def parts(module: IRModule) -> list[tuple[int, int, tuple[int, ...]]]:
     """(storage, offset, shape) of the tensors, in order; storages numbered by their first one."""
     numbers: dict[Expr, int] = {}
-    found = []
+    result = []
     for call in calls(module):
         if isinstance(call.attrs, AllocTensorAttrs):
             number = numbers.setdefault(call.args[0], len(numbers))
             shape = tuple(int(str(d)) for d in call.attrs.shape)
-            found.append((number, int(str(call.attrs.offset)), shape))
-    return found
+            result.append((number, int(str(call.attrs.offset)), shape))
+    return result
 
 
 def calls(module: IRModule) -> list[Call]:
@@ -68,13 +68,13 @@ def sizes(module: IRModule) -> list[int]:
 
 def kernels(module: IRModule) -> list[list[str]]:
     """The operators of each kernel that is called."""
-    found = []
+    result = []
     for call in calls(module):
         if call.args and isinstance(call.args[0], Function):
             body = evaluation_order(call.args[0].body)
             ops = [e.op for e in body if isinstance(e, Call)]
-            found.append([o.name for o in ops if isinstance(o, Op)])
-    return found
+            result.append([o.name for o in ops if isinstance(o, Op)])
+    return result
 
 
 A, B, WHOLE = "(1, 4, 16)", "(1, 8, 16)", "(1, 12, 16)"
@@ -96,12 +96,12 @@ IN_ROWS = f"""def @main(%x: Tensor[{ROW_A}, float32], %z: Tensor[{ROW_B}, float3
 
 
 def test_parts_follow_each_other_in_the_storage_of_the_whole() -> None:
-    made = planned(OUTERMOST)
-    assert kernels(made) == [["tanh"], ["tanh"], ["tanh"]]
-    assert parts(made) == [
+    result = planned(OUTERMOST)
+    assert kernels(result) == [["tanh"], ["tanh"], ["tanh"]]
+    assert parts(result) == [
         (0, 0, (1, 4, 16)), (0, 256, (1, 8, 16)), (0, 0, (1, 12, 16)), (1, 0, (1, 12, 16)),
     ]  # fmt: skip
-    assert sizes(made) == [768, 768]
+    assert sizes(result) == [768, 768]
 
 
 def test_memory_plan_round_trips_as_text() -> None:
@@ -111,25 +111,25 @@ def test_memory_plan_round_trips_as_text() -> None:
 
 
 def test_last_axis_inputs_are_strided_views_of_the_result() -> None:
-    made = planned(IN_ROWS)
-    assert kernels(made) == [["tanh", "vm.part"], ["tanh", "vm.part"], ["tanh"]]
-    assert parts(made) == [
+    result = planned(IN_ROWS)
+    assert kernels(result) == [["tanh", "vm.part"], ["tanh", "vm.part"], ["tanh"]]
+    assert parts(result) == [
         (0, 0, (3, 5, 48)), (0, 64, (3, 5, 48)), (0, 0, (3, 5, 48)), (1, 0, (3, 5, 48)),
     ]  # fmt: skip
-    assert sizes(made) == [3 * 5 * 48 * 4 + 64, 3 * 5 * 48 * 4]
+    assert sizes(result) == [3 * 5 * 48 * 4 + 64, 3 * 5 * 48 * 4]
 
 
 def test_a_concatenation_in_another_one_is_part_of_its_storage() -> None:
     wider = "(3, 5, 64)"
-    made = planned(
+    result = planned(
         IN_ROWS.replace(
             "  let %r",
             f"""  let %w = {join(ROWS, ROW_A, wider, 2)}(%y, %c);
   let %r""",
         ).replace("  let %y", f"  let %c = {tanh(ROW_A)}(%x);\n  let %y")
     )
-    assert kernels(made) == [["tanh", "vm.part"]] * 3 + [["vm.prefix", "tanh"]]
-    assert [p[:2] for p in parts(made)][:5] == [(0, 0), (0, 64), (0, 192), (0, 0), (0, 0)]
+    assert kernels(result) == [["tanh", "vm.part"]] * 3 + [["vm.prefix", "tanh"]]
+    assert [p[:2] for p in parts(result)][:5] == [(0, 0), (0, 64), (0, 192), (0, 0), (0, 0)]
 
 
 NOT_MOVED = {
@@ -155,25 +155,25 @@ NOT_MOVED = {
 @pytest.mark.parametrize("what", NOT_MOVED)
 def test_larger_input_is_not_copied(what: str) -> None:
     before = ManifestAlloc()(program(NOT_MOVED[what]))
-    made = ConcatenateInPlace()(before)
-    assert str(made) == str(before)
-    assert ["concatenate"] in kernels(made)
+    transformed = ConcatenateInPlace()(before)
+    assert str(transformed) == str(before)
+    assert ["concatenate"] in kernels(transformed)
 
 
 def test_smaller_input_is_copied() -> None:
     text = f"""def @main(%x: Tensor[{A}, float32], %z: Tensor[{B}, float32]) {{
       let %b = {tanh(B)}(%z); let %y = {join(A, B, WHOLE, 1)}(%x, %b); %y }}"""
-    made = planned(text)
-    assert kernels(made) == [["tanh"], ["copy"]]
-    assert [p[:2] for p in parts(made)] == [(0, 256), (0, 0), (0, 0)]
+    result = planned(text)
+    assert kernels(result) == [["tanh"], ["copy"]]
+    assert [p[:2] for p in parts(result)] == [(0, 256), (0, 0), (0, 0)]
     rows = planned(IN_ROWS.replace("(%a, %b)", "(%x, %b)"))
     assert ["copy", "vm.part"] in kernels(rows)
 
 
 def test_who_reads_a_part_reads_it_in_its_row() -> None:
     text = IN_ROWS.replace("  let %y", f"  let %c = {tanh(ROW_B)}(%b);\n  let %y")
-    made = planned(text.replace("  %r\n", "  (%c, %r)\n"))
-    assert kernels(made)[2] == ["vm.prefix", "tanh"]
+    result = planned(text.replace("  %r\n", "  (%c, %r)\n"))
+    assert kernels(result)[2] == ["vm.prefix", "tanh"]
 
 
 def test_a_part_of_a_storage_is_not_replaced_by_a_result() -> None:
@@ -186,11 +186,13 @@ def test_a_part_of_a_storage_is_not_replaced_by_a_result() -> None:
 
 def assert_runs_as_interpreted(module: IRModule, args: list[np.ndarray]) -> None:
     exe = ekiden.compile(InferType()(module))
-    got = exe(*args)
-    for found, wanted in zip(
-        got if isinstance(got, (list, tuple)) else [got], evaluate(module, args), strict=True
+    result = exe(*args)
+    for actual, expected in zip(
+        result if isinstance(result, (list, tuple)) else [result],
+        evaluate(module, args),
+        strict=True,
     ):
-        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-5, atol=1e-5)
 
 
 AXES = st.sampled_from([(0, (6, 16)), (1, (1, 6, 16)), (2, (2, 3, 16)), (3, (1, 2, 3, 16))])
@@ -209,8 +211,8 @@ def programs(draw: st.DrawFn) -> tuple[IRModule, list[np.ndarray]]:
             others = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
             total = size + sum(n for _, n in others)
             if total <= 96:
-                made = relay.concatenate([value, *(o for o, _ in others)], axis)
-                known.append((made, total))
+                result = relay.concatenate([value, *(o for o, _ in others)], axis)
+                known.append((result, total))
         elif kind == "cut" and size > 16:
             first = draw(st.sampled_from([0, 16]))
             known.append((relay.strided_slice(value, (first,), (first + 16,), axes=(axis,)), 16))
@@ -237,14 +239,14 @@ def branches() -> tuple[IRModule, np.ndarray]:
     def conv(data: Expr, channels: int, size: int, depth: int) -> Expr:
         weight = random.standard_normal((channels, depth, size, size), np.float32) / 9
         side = (size - 1) // 2
-        made = relay.nn.conv2d(
+        tensor = relay.nn.conv2d(
             data,
             Constant(weight),
             padding=(side, side),
             channels=channels,
             kernel_size=(size, size),
         )
-        return relay.nn.relu(made)
+        return relay.nn.relu(tensor)
 
     x = relay.var("x", shape=(1, 16, 12, 14), dtype="float32")
     pooled = relay.nn.max_pool2d(x, (3, 3), (1, 1), padding=(1, 1))
@@ -269,11 +271,11 @@ def test_branches_and_dense_blocks_run_as_interpreted(executor: str) -> None:
 
 
 def test_a_network_has_no_copies_left() -> None:
-    made = optimize_module(branches()[0], Target.host())
-    found = kernels(made)
-    assert not any("concatenate" in each for each in found)
-    assert sum("vm.part" in each for each in found) == 5
-    assert sum("vm.prefix" in each for each in found) == 1
+    output = optimize_module(branches()[0], Target.host())
+    result = kernels(output)
+    assert not any("concatenate" in item for item in result)
+    assert sum("vm.part" in item for item in result) == 5
+    assert sum("vm.prefix" in item for item in result) == 1
 
 
 def test_graphs_have_a_node_for_each_tensor() -> None:

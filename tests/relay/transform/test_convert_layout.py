@@ -82,8 +82,8 @@ def test_a_transpose_that_moves_ones_is_a_reshape() -> None:
         w=array(4, 3, 3, 3),
     )
     after = InferType()(ConvertLayout()(before))
-    found = calls(after)
-    assert found.count("transpose") == 1 and found.count("reshape") == 1
+    result = calls(after)
+    assert result.count("transpose") == 1 and result.count("reshape") == 1
     assert_same_meaning(before, after, [array(1, 3, 8, 8)])
 
 
@@ -101,12 +101,12 @@ def test_squeeze_and_excite_has_no_transpose_inside() -> None:
 
 
 def test_a_channel_shuffle_costs_one_transpose() -> None:
-    found = converted(
+    result = converted(
         """%3 = reshape(%1, newshape=[1, 2, 2, 3, 3]);
            %4 = transpose(%3, axes=[0, 2, 1, 3, 4]);
            %2 = reshape(%4, newshape=[1, 4, 3, 3]);"""
     )
-    assert found.count("transpose") == 3
+    assert result.count("transpose") == 3
 
 
 def test_flatten_restores_the_original_layout() -> None:
@@ -191,8 +191,8 @@ def _conv(draw: st.DrawFn, x: Expr, shape: tuple[int, ...]) -> tuple[Expr, tuple
     out = shape[1] if grouped else draw(st.sampled_from([2, 4]))
     weight = rng.standard_normal((out, 1 if grouped else shape[1], 3, 3)).astype(np.float32)
     groups = shape[1] if grouped else 1
-    made = op.nn.conv2d(x, const(weight), padding=1, groups=groups, kernel_size=3, channels=out)
-    return made, (shape[0], out, *shape[2:])
+    tensor = op.nn.conv2d(x, const(weight), padding=1, groups=groups, kernel_size=3, channels=out)
+    return tensor, (shape[0], out, *shape[2:])
 
 
 def _step(
@@ -239,13 +239,13 @@ def _step(
             return op.nn.pad(x, width, const(0.0)), longer
         case "slice":
             axis, step = draw(st.integers(0, rank - 1)), draw(st.sampled_from([-1, 1]))
-            made = op.strided_slice(x, [0 if step > 0 else -1], [step], [step], [axis - rank])
-            return made, tuple(1 if i == axis else d for i, d in enumerate(shape))
+            result = op.strided_slice(x, [0 if step > 0 else -1], [step], [step], [axis - rank])
+            return result, tuple(1 if i == axis else d for i, d in enumerate(shape))
         case "parts":
             axis = draw(st.integers(0, rank - 1))
             first, second = (1, shape[axis] - 1) if shape[axis] > 1 else (1, 0)
-            made = TupleGetItem(op.split(x, [1], axis), 0 if second == 0 else 1)
-            return made, tuple(second or first if i == axis else d for i, d in enumerate(shape))
+            result = TupleGetItem(op.split(x, [1], axis), 0 if second == 0 else 1)
+            return result, tuple(second or first if i == axis else d for i, d in enumerate(shape))
         case "split":
             new = (shape[0], shape[1], 1, *shape[2:])
             return op.reshape(x, new), new
@@ -264,9 +264,9 @@ def image_programs(draw: st.DrawFn) -> tuple[IRModule, Sequence[int]]:
     x = var("x", shape=shape)
     known: list[tuple[Expr, tuple[int, ...]]] = [(x, shape)]
     for _ in range(draw(st.integers(2, 9))):
-        made, new = _step(draw, known)
+        result, new = _step(draw, known)
         if np.prod(new) <= 2048:
-            known.append((made, new))
+            known.append((result, new))
     last = known[-1][0]
     results = Tuple((last, op.nn.relu(draw(st.sampled_from(known))[0])))
     body = (
@@ -291,9 +291,9 @@ def test_a_transposition_of_nothing_becomes_a_view() -> None:
           transpose(nn.relu(%x), axes=[2, 0, 1])
         }"""
     )
-    made = ConvertLayout()(module)
-    assert calls(made) == ["nn.relu", "reshape"]
-    assert_same_meaning(module, made, (np.zeros((0, 1, 1), np.float32),))
+    transformed = ConvertLayout()(module)
+    assert calls(transformed) == ["nn.relu", "reshape"]
+    assert_same_meaning(module, transformed, (np.zeros((0, 1, 1), np.float32),))
 
 
 @pytest.mark.slow

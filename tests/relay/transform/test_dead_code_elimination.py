@@ -76,8 +76,8 @@ def test_values_used_once_can_take_the_place_of_their_names() -> None:
 def test_a_value_used_once_inside_a_function_stays_outside() -> None:
     text = """def @main(%x: float32) { let %a = exp(%x);
       let %f = fn (%y: float32) { add(%y, %a) }; let %b = %f(%x); %f(%b) }"""
-    made = DeadCodeElimination(inline_once=True)(program(text))
-    assert "let %a" in str(made)
+    transformed = DeadCodeElimination(inline_once=True)(program(text))
+    assert "let %a" in str(transformed)
 
 
 def test_effects_can_be_ignored() -> None:
@@ -89,8 +89,8 @@ def test_effects_can_be_ignored() -> None:
 def test_a_let_that_is_an_operand() -> None:
     text = """def @main(%x: int32) -> int32 {
       add({ let %a = 1; let %b = %a + %x; 3 }, { let %r = ref(%x); 2 }) }"""
-    made = DeadCodeElimination()(program(text))
-    lets = [e for e in post_order(main_of(made).body) if isinstance(e, Let)]
+    transformed = DeadCodeElimination()(program(text))
+    lets = [e for e in post_order(main_of(transformed).body) if isinstance(e, Let)]
     assert [let.var.name_hint for let in lets] == ["r"]
-    made = DeadCodeElimination(ignore_impurity=True)(program(text))
-    assert not any(isinstance(e, Let) for e in post_order(main_of(made).body))
+    transformed = DeadCodeElimination(ignore_impurity=True)(program(text))
+    assert not any(isinstance(e, Let) for e in post_order(main_of(transformed).body))

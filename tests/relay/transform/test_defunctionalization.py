@@ -45,13 +45,13 @@ def assert_first_order(module: IRModule) -> None:
 def run(text: str, *args: object) -> tuple[np.ndarray, IRModule]:
     """What a program computes before and after, which must be the same."""
     before = InferType()(program(text))
-    made = Defunctionalize()(program(text))
-    verify(made)
-    assert_first_order(made)
+    transformed = Defunctionalize()(program(text))
+    verify(transformed)
+    assert_first_order(transformed)
     expected = Interpreter(before).evaluate("main", *args)
-    got = Interpreter(made).evaluate("main", *args)
-    np.testing.assert_array_equal(got, expected)
-    return got, made
+    actual = Interpreter(transformed).evaluate("main", *args)
+    np.testing.assert_array_equal(actual, expected)
+    return actual, transformed
 
 
 def test_a_closure_becomes_data() -> None:
@@ -72,22 +72,22 @@ def test_functions_of_one_type_share_a_data_type() -> None:
       let %g = fn (%y: float32) -> float32 { exp(%y) };
       let %h = if (%c) { %f } else { %g }; %h(%x) }"""
     for flag in (True, False):
-        _, made = run(text, np.float32(0.5), np.bool_(flag))
-    assert len(made.type_definitions) == 1
+        _, result = run(text, np.float32(0.5), np.bool_(flag))
+    assert len(result.type_definitions) == 1
 
 
 def test_a_global_function_as_a_value() -> None:
-    got, _ = run(
+    result, _ = run(
         """def @double(%x: float32) -> float32 { add(%x, %x) }
            def @twice(%f: fn (float32) -> float32, %x: float32) -> float32 { %f(%f(%x)) }
            def @main(%x: float32) -> float32 { @twice(@double, @double(%x)) }""",
         np.float32(1.5),
     )
-    assert got == 12
+    assert result == 12
 
 
 def test_functions_of_functions() -> None:
-    got, _ = run(
+    result, _ = run(
         """def @main(%x: float32) -> float32 {
              let %compose = fn (%f: fn (float32) -> float32, %g: fn (float32) -> float32) {
                fn (%y: float32) -> float32 { %f(%g(%y)) } };
@@ -96,11 +96,11 @@ def test_functions_of_functions() -> None:
              let %h = %compose(%inc, %compose(%sq, %inc)); %h(%x) }""",
         np.float32(2),
     )
-    assert got == 10
+    assert result == 10
 
 
 def test_a_local_recursive_function() -> None:
-    got, _ = run(
+    result, _ = run(
         """def @main(%n: int32) -> int32 {
              let %step = 2;
              let %loop = fn (%i: int32, %s: int32) -> int32 {
@@ -108,11 +108,11 @@ def test_a_local_recursive_function() -> None:
              %loop(%n, 0) }""",
         np.int32(6),
     )
-    assert got == 12
+    assert result == 12
 
 
 def test_polymorphic_functions_over_lists() -> None:
-    got, made = run(
+    result, output = run(
         LIST
         + """def @main(%x: float32) -> float32 {
              let %l = @map(fn (%y: float32) -> float32 { multiply(%y, %x) },
@@ -122,12 +122,12 @@ def test_polymorphic_functions_over_lists() -> None:
              cast(%s, dtype="float32") }""",
         np.float32(2),
     )
-    assert got == 12
-    assert sum(g.name_hint.startswith("map") for g in made.functions) == 2
+    assert result == 12
+    assert sum(g.name_hint.startswith("map") for g in output.functions) == 2
 
 
 def test_functions_inside_data() -> None:
-    got, _ = run(
+    result, _ = run(
         """type Step { Do(fn (float32) -> float32), Skip }
            def @run(%s: Step, %x: float32) -> float32 {
              match (%s) { Do(%f) => %f(%x), Skip => %x } }
@@ -135,7 +135,7 @@ def test_functions_inside_data() -> None:
              @run(Skip, @run(Do(fn (%y: float32) -> float32 { add(%y, %x) }), 1f)) }""",
         np.float32(2),
     )
-    assert got == 3
+    assert result == 3
 
 
 def test_tvms_form_changes_the_module() -> None:
@@ -169,12 +169,12 @@ ID = "def @id[A](%x: A) -> A { %x }\n"
 def test_polymorphic_arguments(body: str) -> None:
     """A function that is passed on is copied at the type that its place asks for."""
     text = f"{APPLY}{ID}def @main(%x: float32, %n: int32) -> float32 {{ {body} }}"
-    got, _ = run(text, np.float32(3), np.int32(1))
-    assert got == 3
+    result, _ = run(text, np.float32(3), np.int32(1))
+    assert result == 3
 
 
 def test_a_polymorphic_function_passed_through_a_list() -> None:
-    got, _ = run(
+    result, _ = run(
         LIST
         + ID
         + """def @main(%x: int32) -> int32 {
@@ -182,7 +182,7 @@ def test_a_polymorphic_function_passed_through_a_list() -> None:
                     @map(@id, Cons(%x, Cons(4, Nil)))) }""",
         np.int32(2),
     )
-    assert got == 6
+    assert result == 6
 
 
 def test_a_local_polymorphic_function_that_calls_itself_is_refused() -> None:

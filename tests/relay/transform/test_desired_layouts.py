@@ -27,9 +27,9 @@ def conv(data: Expr = X, weight: Expr = W, **options: Any) -> Expr:  # noqa: ANN
 
 def converted(expr: Expr, desired: dict[str, list[str]]) -> relay.Function:
     module = relay.transform.ConvertLayout(desired)(IRModule.from_expr(expr))
-    found = relay.transform.InferType()(module)["main"]
-    assert isinstance(found, relay.Function)
-    return found
+    result = relay.transform.InferType()(module)["main"]
+    assert isinstance(result, relay.Function)
+    return result
 
 
 def check(expr: Expr, desired: dict[str, list[str]]) -> dict[str, int]:
@@ -39,8 +39,12 @@ def check(expr: Expr, desired: dict[str, list[str]]) -> dict[str, int]:
     assert before.checked_type == after.checked_type
     rng = np.random.default_rng(0)
     args = [rng.normal(size=p.checked_type.concrete_shape).astype("float32") for p in before.params]
-    wanted, found = (Interpreter().evaluate(f, *args) for f in (before, after))
-    flat = [(wanted, found)] if isinstance(wanted, np.ndarray) else zip(wanted, found, strict=True)  # type: ignore[arg-type]
+    expected, actual = (Interpreter().evaluate(f, *args) for f in (before, after))
+    flat = (
+        [(expected, actual)]
+        if isinstance(expected, np.ndarray)
+        else zip(expected, actual, strict=True)
+    )  # type: ignore[arg-type]
     for one, other in flat:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     return dict(count_ops(after))
@@ -126,8 +130,8 @@ def test_sums_over_all_stay_so() -> None:
 def test_channels_that_do_not_divide_stay_whole() -> None:
     second = relay.nn.conv2d(relay.nn.relu(conv()), relay.var("v", shape=(16, 8, 1, 1)))
     desired = {"nn.conv2d": ["NCHW8c", "OIHW8i8o"]}
-    found = str(converted(second, desired))
-    assert found.count('data_layout="NCHW8c"') == 1 and found.count("layout_transform") == 3
+    result = str(converted(second, desired))
+    assert result.count('data_layout="NCHW8c"') == 1 and result.count("layout_transform") == 3
     check(second, desired)
     n = relay.SizeVar("n")
     open_ = conv(relay.var("x", shape=(1, n, 7, 6)), relay.var("w", shape=(8, n, 3, 3)))

@@ -15,9 +15,9 @@ from ekiden.relay.testing import count_ops
 
 
 def static(expr: Expr) -> relay.Function:
-    found = relay.transform.DynamicToStatic()(IRModule.from_expr(expr))["main"]
-    assert isinstance(found, relay.Function)
-    return found
+    result = relay.transform.DynamicToStatic()(IRModule.from_expr(expr))["main"]
+    assert isinstance(result, relay.Function)
+    return result
 
 
 def var(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Expr:
@@ -61,8 +61,8 @@ def test_one_shape_makes_others_known() -> None:
     function = static(relay.reshape(again, relay.shape_of(once)))
     assert count_ops(function) == {"reshape": 3, "exp": 1}
     data = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
-    found = Interpreter().evaluate(function, data, np.zeros((8, 3), "float32"))
-    np.testing.assert_allclose(found, np.exp(data).reshape(8, 3), rtol=1e-6)
+    result = Interpreter().evaluate(function, data, np.zeros((8, 3), "float32"))
+    np.testing.assert_allclose(result, np.exp(data).reshape(8, 3), rtol=1e-6)
 
 
 def test_a_shape_that_is_data_stays() -> None:

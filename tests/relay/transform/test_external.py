@@ -64,9 +64,9 @@ def compilers(module: IRModule) -> list[str]:
     """Those of all begins and ends, in order of evaluation."""
     order = evaluation_order(main_of(module).body)
     return [
-        each.attrs.compiler
-        for each in order
-        if isinstance(each, Call) and is_compiler_annotation(each)
+        item.attrs.compiler
+        for item in order
+        if isinstance(item, Call) and is_compiler_annotation(item)
     ]
 
 
@@ -89,23 +89,23 @@ def external(module: IRModule) -> dict[str, list[str]]:
 
 def partitioned(body: str, params: str = X) -> IRModule:
     before = program(f"def @main({params}) {{ {body} }}")
-    made = PARTITION(before)
-    verify(made)
+    result = PARTITION(before)
+    verify(result)
     args = random(*[(2, 3)] * len(main_of(before).params))
-    assert_same_meaning(before, made, args)
-    return made
+    assert_same_meaning(before, result, args)
+    return result
 
 
 def test_each_operator_is_marked() -> None:
-    made = AnnotateTarget("test")(program(f"def @main({X}) {{ nn.relu(exp(%x)) }}"))
+    transformed = AnnotateTarget("test")(program(f"def @main({X}) {{ nn.relu(exp(%x)) }}"))
     begin, end = "annotation.compiler_begin", "annotation.compiler_end"
-    assert calls(made) == [begin, "exp", end, begin, "nn.relu", end]
-    assert compilers(made) == ["test"] * 2 + ["default"] * 2
+    assert calls(transformed) == [begin, "exp", end, begin, "nn.relu", end]
+    assert compilers(transformed) == ["test"] * 2 + ["default"] * 2
 
 
 def test_a_predicate_looks_at_the_call() -> None:
-    made = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
-    assert set(compilers(made)) == {"default"}
+    transformed = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
+    assert set(compilers(transformed)) == {"default"}
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -127,8 +127,8 @@ def test_what_stays_is_marked_where_it_calls_a_function_of_the_program() -> None
     some, every = (AnnotateTarget("test", joins)(module) for joins in (False, True))
     assert calls(every).count("annotation.compiler_end") == 3
     assert calls(some).count("annotation.compiler_end") == 2
-    for made in (some, every):
-        assert_same_meaning(module, PartitionGraph()(made), random((2, 3)))
+    for result in (some, every):
+        assert_same_meaning(module, PartitionGraph()(result), random((2, 3)))
 
 
 def test_regions_do_not_wait_for_each_other() -> None:
@@ -139,43 +139,46 @@ def test_regions_do_not_wait_for_each_other() -> None:
         f"def @main({X}) {{ %0 = exp(%x); %1 = abs(%x); (multiply(%0, %1), subtract(%1, %0)) }}"
     )
     marked = AnnotateTarget(["test", "other"])(module)
-    made = PartitionGraph()(MergeCompilerRegions()(marked))
-    assert sorted(map(len, external(made).values())) == [1, 1, 2]
-    assert_same_meaning(module, made, random((2, 3)))
+    transformed = PartitionGraph()(MergeCompilerRegions()(marked))
+    assert sorted(map(len, external(transformed).values())) == [1, 1, 2]
+    assert_same_meaning(module, transformed, random((2, 3)))
 
 
 def test_the_first_target_that_takes_an_operator_has_it() -> None:
     register_op_attr("exp", "target.other", lambda call: True)
     module = program(f"def @main({X}) {{ tanh(exp(%x)) }}")
-    made = PartitionGraph()(AnnotateTarget(["other", "test"])(module))
-    assert external(made) == {
+    transformed = PartitionGraph()(AnnotateTarget(["other", "test"])(module))
+    assert external(transformed) == {
         "tvmgen_default_other_main_0": ["exp"],
         "tvmgen_default_test_main_1": ["tanh"],
     }
 
 
 def test_a_chain_is_one_region() -> None:
-    made = partitioned("nn.relu(tanh(exp(%x)))")
-    assert external(made) == {"tvmgen_default_test_main_0": ["exp", "tanh"]}
-    assert calls(made) == ["nn.relu"]
+    result = partitioned("nn.relu(tanh(exp(%x)))")
+    assert external(result) == {"tvmgen_default_test_main_0": ["exp", "tanh"]}
+    assert calls(result) == ["nn.relu"]
 
 
 def test_without_merging_each_operator_is_a_region() -> None:
     module = program(f"def @main({X}) {{ tanh(exp(%x)) }}")
-    made = PartitionGraph("m")(AnnotateTarget("test")(module))
-    assert external(made) == {"tvmgen_m_test_main_0": ["exp"], "tvmgen_m_test_main_1": ["tanh"]}
-    assert_same_meaning(module, made, random((2, 3)))
+    transformed = PartitionGraph("m")(AnnotateTarget("test")(module))
+    assert external(transformed) == {
+        "tvmgen_m_test_main_0": ["exp"],
+        "tvmgen_m_test_main_1": ["tanh"],
+    }
+    assert_same_meaning(module, transformed, random((2, 3)))
 
 
 def test_a_diamond_is_one_region() -> None:
-    made = partitioned("%0 = exp(%x); add(tanh(%0), multiply(%0, %x))")
-    assert list(external(made).values()) == [["exp", "tanh", "multiply", "add"]]
+    result = partitioned("%0 = exp(%x); add(tanh(%0), multiply(%0, %x))")
+    assert list(external(result).values()) == [["exp", "tanh", "multiply", "add"]]
 
 
 def test_a_region_may_not_wait_for_itself() -> None:
     """relu, which is not taken, lies between exp and the addition."""
-    made = partitioned("%0 = exp(%x); add(%0, nn.relu(%0))")
-    assert sorted(external(made).values()) == [["add"], ["exp"]]
+    result = partitioned("%0 = exp(%x); add(%0, nn.relu(%0))")
+    assert sorted(external(result).values()) == [["add"], ["exp"]]
 
 
 def partitioned_graph(body: Callable[[Var, Var], RelayExpr]) -> IRModule:
@@ -227,41 +230,41 @@ def test_a_region_takes_no_tuple_of_another_scope() -> None:
 
 
 def test_regions_on_both_sides_of_another() -> None:
-    made = partitioned("%0 = exp(%x); %1 = tanh(%x); add(multiply(%0, %1), nn.relu(%1))")
-    found = external(made).values()
-    assert sorted(o for ops in found for o in ops) == ["add", "exp", "multiply", "tanh"]
-    assert calls(made) == ["nn.relu"]
+    output = partitioned("%0 = exp(%x); %1 = tanh(%x); add(multiply(%0, %1), nn.relu(%1))")
+    result = external(output).values()
+    assert sorted(o for ops in result for o in ops) == ["add", "exp", "multiply", "tanh"]
+    assert calls(output) == ["nn.relu"]
 
 
 def test_a_region_with_several_results_gives_a_tuple() -> None:
-    made = partitioned("%0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1))")
-    assert list(external(made).values()) == [["exp", "tanh"]]
+    result = partitioned("%0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1))")
+    assert list(external(result).values()) == [["exp", "tanh"]]
 
 
 def test_tuples_join_a_region() -> None:
-    made = partitioned("%0 = (exp(%x), tanh(%x)); multiply(%0.0, %0.1)")
-    assert list(external(made).values()) == [["exp", "tanh", "multiply"]]
+    result = partitioned("%0 = (exp(%x), tanh(%x)); multiply(%0.0, %0.1)")
+    assert list(external(result).values()) == [["exp", "tanh", "multiply"]]
 
 
 def test_constants_are_bound_or_handed_in() -> None:
     module = program(f"def @main({X}) {{ multiply(%x, 2f) }}")
     bound = PARTITION(module)
     handed = Sequential([AnnotateTarget("test"), PartitionGraph(bind_constants=False)])(module)
-    for made, count in ((bound, 1), (handed, 2)):
-        (function,) = (f for g, f in made.functions.items() if g.name_hint != "main")
+    for result, count in ((bound, 1), (handed, 2)):
+        (function,) = (f for g, f in result.functions.items() if g.name_hint != "main")
         assert isinstance(function, Function) and len(function.params) == count
         assert function.attr("Primitive") == 1 and function.attr("Compiler") == "test"
         assert function.attr("global_symbol") == "tvmgen_default_test_main_0"
-        assert_same_meaning(module, made, random((2, 3)))
+        assert_same_meaning(module, result, random((2, 3)))
 
 
 def test_partitioned_functions_are_not_changed() -> None:
-    made = partitioned("nn.relu(tanh(exp(%x)))")
-    cut = {g: f for g, f in made.functions.items() if f.attr("Compiler")}
-    for each in (FuseOps(), FoldConstant(), ToANormalForm(), SimplifyExpr()):
-        after = each(made)
-        assert all(structural_equal(after[g], f) for g, f in cut.items()), each.name
-    fused = FuseOps()(made)
+    result = partitioned("nn.relu(tanh(exp(%x)))")
+    cut = {g: f for g, f in result.functions.items() if f.attr("Compiler")}
+    for item in (FuseOps(), FoldConstant(), ToANormalForm(), SimplifyExpr()):
+        after = item(result)
+        assert all(structural_equal(after[g], f) for g, f in cut.items()), item.name
+    fused = FuseOps()(result)
     assert calls(IRModule({"main": fused["main"]})) == ["nn.relu"]
 
 
@@ -269,8 +272,8 @@ def test_a_symbol_is_a_name_in_c() -> None:
     register_op_attr("exp", "target.my-npu++", lambda call: True)
     try:
         module = program(f"def @main({X}) {{ exp(%x) }}")
-        made = PartitionGraph()(AnnotateTarget("my-npu++")(module))
-        assert external(made) == {"tvmgen_default_my_npu___main_0": ["exp"]}
+        transformed = PartitionGraph()(AnnotateTarget("my-npu++")(module))
+        assert external(transformed) == {"tvmgen_default_my_npu___main_0": ["exp"]}
     finally:
         OP_ATTRS.pop("target.my-npu++")
 
@@ -297,24 +300,24 @@ def _interpreted(function: Function) -> Callable[..., None]:
 
 def test_external_functions_run_in_the_virtual_machine() -> None:
     text = f"def @main({X}) {{ %0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1)) }}"
-    made = PARTITION(program(text))
+    result = PARTITION(program(text))
     register_external("test", _interpreted)
-    exe = ekiden.compile(made)
+    exe = ekiden.compile(result)
     assert "tvmgen_default_test_main_0" in exe.disassemble()
     args = random((2, 3))
-    for got, expected in zip(exe(*args), evaluate(program(text), args), strict=True):
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5)
+    for actual, expected in zip(exe(*args), evaluate(program(text), args), strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5)
 
 
 def test_an_external_compiler_without_code_generator_is_named() -> None:
     register_op_attr("exp", "target.other", lambda call: True)
-    made = Sequential([AnnotateTarget("other"), PartitionGraph()])(
+    transformed = Sequential([AnnotateTarget("other"), PartitionGraph()])(
         program(f"def @main({X}) {{ exp(%x) }}")
     )
     with pytest.raises(CompileError, match="'tvmgen_default_other_main_0' is for the external "):
-        ekiden.compile(made)
+        ekiden.compile(transformed)
     with PassContext(opt_level=3):
-        inlined = Sequential([Inline(), DefuseOps()])(made)
+        inlined = Sequential([Inline(), DefuseOps()])(transformed)
     np.testing.assert_allclose(
         ekiden.compile(inlined)(*random((2, 3))).numpy(), np.exp(random((2, 3))[0]), rtol=1e-5
     )
@@ -328,22 +331,22 @@ TEXT = f"""def @main({X}, %w: Tensor[(4, 3), float32], %b: Tensor[(4,), float32]
 
 def composite(module: IRModule) -> list[object]:
     function = main_of(module)
-    found = []
+    result = []
     at = function.body
     while isinstance(at, Call):
         if isinstance(at.op, Function):
-            found.append(at.op.attr("Composite"))
+            result.append(at.op.attr("Composite"))
         at = at.args[0]
-    return found
+    return result
 
 
 def test_composite_functions_are_cut_out_in_order() -> None:
     table = [("test.dense_bias_relu", is_op("nn.relu")(BIAS)), ("test.dense", DENSE)]
-    made = MergeComposite(table)(program(TEXT))
-    verify(made)
-    assert composite(made) == ["test.dense_bias_relu"]
+    transformed = MergeComposite(table)(program(TEXT))
+    verify(transformed)
+    assert composite(transformed) == ["test.dense_bias_relu"]
     assert composite(MergeComposite(table[1:])(program(TEXT))) == ["test.dense"]
-    assert_same_meaning(program(TEXT), made, random((2, 3), (4, 3), (4,)))
+    assert_same_meaning(program(TEXT), transformed, random((2, 3), (4, 3), (4,)))
 
 
 def test_a_check_can_refuse_a_match() -> None:
@@ -352,11 +355,11 @@ def test_a_check_can_refuse_a_match() -> None:
 
 
 def test_a_composite_function_goes_to_its_compiler() -> None:
-    made = MergeComposite([("test.dense_bias", BIAS)])(program(TEXT))
-    made = PARTITION(made)
-    verify(made)
-    assert external(made) == {"tvmgen_default_test_main_0": ["nn.dense", "nn.bias_add"]}
-    assert_same_meaning(program(TEXT), InferType()(made), random((2, 3), (4, 3), (4,)))
+    transformed = MergeComposite([("test.dense_bias", BIAS)])(program(TEXT))
+    transformed = PARTITION(transformed)
+    verify(transformed)
+    assert external(transformed) == {"tvmgen_default_test_main_0": ["nn.dense", "nn.bias_add"]}
+    assert_same_meaning(program(TEXT), InferType()(transformed), random((2, 3), (4, 3), (4,)))
 
 
 ELSEWHERE = """
@@ -391,14 +394,14 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
     module = IRModule({name: function.with_attr("Inline", 1)})
     module["main"] = relay.Function([x], relay.nn.relu(name(x)))
     ekiden.compile(InferType()(module)).save(tmp_path / "model.eki")
-    said = []
+    message = []
     for state in ("missing", "registered"):
         command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.eki"), state]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        said.append(done.stdout)
-    wanted = r"'elsewhere_0_\w+': the external compiler 'elsewhere' is not registered"
-    assert re.search(wanted, said[0])
-    assert said[1] == "[11.0, 11.0, 11.0]\n"
+        message.append(done.stdout)
+    expected = r"'elsewhere_0_\w+': the external compiler 'elsewhere' is not registered"
+    assert re.search(expected, message[0])
+    assert message[1] == "[11.0, 11.0, 11.0]\n"
 
 
 @pytest.mark.slow
@@ -412,8 +415,8 @@ def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
     exe = ekiden.compile(module)
     exe.save(tmp_path / "model.eki")
     exe.export_library(tmp_path / "model.so", fcompile=False)
-    for each in (exe, *(ekiden.load(tmp_path / f"model.{suffix}") for suffix in ("eki", "so"))):
-        product, same = each(x)
+    for item in (exe, *(ekiden.load(tmp_path / f"model.{suffix}") for suffix in ("eki", "so"))):
+        product, same = item(x)
         np.testing.assert_allclose(product, x @ np.exp(x).T, rtol=1e-5)
         np.testing.assert_allclose(same, np.exp(x), rtol=1e-5, atol=1e-6)
 
@@ -449,10 +452,10 @@ def test_a_compiler_is_a_global_function_as_in_tvm() -> None:
 def test_a_compiler_has_passes_of_its_own() -> None:
     ekiden.register_func("relay.ext.test.optimize", FoldConstant(), override=True)
     try:
-        made = partitioned("add(exp(%x), tanh(multiply(2f, 3f)))")
+        result = partitioned("add(exp(%x), tanh(multiply(2f, 3f)))")
     finally:
         ekiden.runtime.remove_global_func("relay.ext.test.optimize")
-    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    (function,) = [f for f in result.functions.values() if f.attr("Compiler")]
     assert calls(IRModule({"main": function})) == ["exp", "add"]
     assert function.attrs["global_symbol"] == "tvmgen_default_test_main_0"
 
@@ -461,8 +464,8 @@ def test_constants_in_tuples_are_bound() -> None:
     register_op_attr("concatenate", "target.test", lambda call: True)
     ones = relay.const(np.ones((2, 3), np.float32))
     module = IRModule.from_expr(relay.concatenate(relay.Tuple([ones, ones]), 1))
-    made = PARTITION(module)
-    (function,) = [f for f in made.functions.values() if f.attr("Compiler")]
+    result = PARTITION(module)
+    (function,) = [f for f in result.functions.values() if f.attr("Compiler")]
     assert not function.params
 
 

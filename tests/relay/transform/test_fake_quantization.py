@@ -48,9 +48,9 @@ def check(expr: Expr, apart: int = 0) -> dict[str, int]:
         rng.integers(*INT8, p.checked_type.concrete_shape).astype(p.checked_type.dtype)
         for p in before.params
     ]
-    wanted = np.asarray(Interpreter().evaluate(before, *args), np.int64)
-    found = np.asarray(Interpreter().evaluate(after, *args), np.int64)
-    assert np.abs(wanted - found).max() <= apart
+    expected = np.asarray(Interpreter().evaluate(before, *args), np.int64)
+    actual = np.asarray(Interpreter().evaluate(after, *args), np.int64)
+    assert np.abs(expected - actual).max() <= apart
     return dict(count_ops(after))
 
 
@@ -151,11 +151,11 @@ def test_a_rule_of_a_user() -> None:
 
     @relay.op.register_fake_quantization_to_integer("negative")
     def rule(expr: Call, types: dict[Expr, TensorAffineType]) -> list[object]:
-        given = types[expr.args[0]]
+        argument = types[expr.args[0]]
         wide = relay.cast(expr.args[0], "int32")
         moved = relay.subtract(relay.const(np.int32(0)), wide)
-        minus = relay.subtract(relay.const(np.int32(0)), given.zero_point)
-        return [moved, TensorAffineType(given.scale, minus, "int32", given.axis)]
+        minus = relay.subtract(relay.const(np.int32(0)), argument.zero_point)
+        return [moved, TensorAffineType(argument.scale, minus, "int32", argument.axis)]
 
     try:
         x = dequantize(var("x", (2, 5)), number(0.1), point(4))
@@ -214,6 +214,6 @@ def test_a_result_that_its_operands_dtype_does_not_hold_leaves_the_region() -> N
 def test_operands_of_two_dtypes_leave_the_region() -> None:
     a = dequantize(var("a", (2, 5)), number(0.1), point(0))
     b = dequantize(var("b", (2, 5), "uint8"), number(0.1), point(7))
-    for made in (relay.add(a, b), relay.concatenate((a, b), axis=0)):
-        check(quantize(made, number(0.2), point(0)), apart=1)
+    for result in (relay.add(a, b), relay.concatenate((a, b), axis=0)):
+        check(quantize(result, number(0.2), point(0)), apart=1)
     assert without_floats(check(quantize(relay.maximum(a, b), number(0.1), point(0)), apart=1))

@@ -32,9 +32,9 @@ def blocks(
 
 
 def flat(function: Expr) -> relay.Function:
-    found = relay.transform.FlattenAtrousConv()(IRModule.from_expr(function))["main"]
-    assert isinstance(found, relay.Function)
-    return found
+    result = relay.transform.FlattenAtrousConv()(IRModule.from_expr(function))["main"]
+    assert isinstance(result, relay.Function)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_one_dilated_convolution(
     assert isinstance(after.body, Call) and after.body.attrs["dilation"] == block  # type: ignore[index]
     rng = np.random.default_rng(0)
     data = rng.normal(size=SIZE).astype("float32"), rng.normal(size=(3, 3, 2, 4)).astype("float32")
-    wanted, found = (np.asarray(Interpreter().evaluate(f, *data)) for f in (before, after))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    expected, actual = (np.asarray(Interpreter().evaluate(f, *data)) for f in (before, after))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def one_axis(size: Dim, crop: int = 0) -> relay.Function:
@@ -80,9 +80,9 @@ def test_a_convolution_along_one_axis_of_any_size() -> None:
     for size in (1, 4, 11):
         data = [rng.normal(size=s).astype("float32") for s in ((1, size, 2), (1, 3, 2, 4))]
         one = one_axis(size)
-        wanted, found = (np.asarray(Interpreter().evaluate(f, *data)) for f in (one, after))
-        assert found.shape == (1, size, 4)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        expected, actual = (np.asarray(Interpreter().evaluate(f, *data)) for f in (one, after))
+        assert actual.shape == (1, size, 4)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     cut = flat(one_axis(Var("n", "int64"), 5))  # more than is padded
     assert "nn.batch_to_space_nd" in count_ops(cut)
 

@@ -19,9 +19,9 @@ def table(rows: int, columns: int) -> np.ndarray:
 
 def test_sizes_have_functions_of_their_own() -> None:
     module = IRModule.from_expr(relay.split(relay.add(X, W), 2, axis=0).astuple())
-    made = FlexibleShapeDispatch([3, 5], axis=1, input_indices=[0, 1])(module)
-    assert {v.name_hint for v in made.functions} == {"main", "main_3", "main_5", "main_any"}
-    run = relay.create_executor("debug", mod=made).evaluate()
+    transformed = FlexibleShapeDispatch([3, 5], axis=1, input_indices=[0, 1])(module)
+    assert {v.name_hint for v in transformed.functions} == {"main", "main_3", "main_5", "main_any"}
+    run = relay.create_executor("debug", mod=transformed).evaluate()
     for size in (3, 5, 4, 0):
         x = table(8, size)
         top, bottom = run(x, x)
@@ -31,19 +31,21 @@ def test_sizes_have_functions_of_their_own() -> None:
 def test_inputs_are_filled_up_to_the_next_size() -> None:
     """The mean over a filled axis shows what it is filled with."""
     module = IRModule.from_expr(relay.mean(X, axis=1))
-    made = FlexibleShapeDispatch([4, 2], 1, auto_pad=True, pad_value=1, affects_output=False)(
-        module
-    )
-    run = relay.create_executor("vm", mod=made).evaluate()
+    transformed = FlexibleShapeDispatch(
+        [4, 2], 1, auto_pad=True, pad_value=1, affects_output=False
+    )(module)
+    run = relay.create_executor("vm", mod=transformed).evaluate()
     for size, filled in ((1, 2), (2, 2), (3, 4), (5, 5)):
         x = table(8, size)
-        wanted = (x.sum(1) + filled - size) / filled
-        np.testing.assert_allclose(run(x).numpy(), wanted, rtol=1e-6)
+        expected = (x.sum(1) + filled - size) / filled
+        np.testing.assert_allclose(run(x).numpy(), expected, rtol=1e-6)
 
 
 def test_results_of_filled_inputs_are_cut() -> None:
-    made = FlexibleShapeDispatch([4], auto_pad=True)(IRModule.from_expr(relay.nn.dense(X, W)))
-    run = relay.create_executor("debug", mod=made).evaluate()
+    transformed = FlexibleShapeDispatch([4], auto_pad=True)(
+        IRModule.from_expr(relay.nn.dense(X, W))
+    )
+    run = relay.create_executor("debug", mod=transformed).evaluate()
     for size in (0, 3, 4, 6):
         x, w = table(size, 6), table(8, 6)
         np.testing.assert_array_equal(run(x, w).numpy(), x @ w.T)

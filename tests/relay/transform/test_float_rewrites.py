@@ -57,13 +57,13 @@ def test_constants_that_cancel_round_in_every_executor(executor: str, dtype: str
 def test_constants_that_cancel_round_however_they_are_written(build: str, tier: str) -> None:
     x = np.asarray(VALUES, np.float32)
     exe = ekiden.compile(_rounded_program("float32", build), tier=tier)
-    got = [exe(x).numpy()]
+    actual = [exe(x).numpy()]
     if tier == "quick":
         exe.wait()
-        got.append(exe(x).numpy())
+        actual.append(exe(x).numpy())
     c = _rounding_constant("float32")
     expected = (x - c) + c if build.startswith("(x -") else (x + c) - c
-    for result in got:
+    for result in actual:
         np.testing.assert_array_equal(result, expected)
 
 

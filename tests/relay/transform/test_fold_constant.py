@@ -113,9 +113,9 @@ def _of_hidden_layer(result: str) -> RelayExpr:
     sizes = {"p": (4000, 2), "w": (512, 2), "v": (3, 512)}
     values = {name: draw.standard_normal(size, np.float32) for name, size in sizes.items()}
     body = main_of(FoldConstant()(program(HIDDEN.format(result=result), **values))).body
-    wanted = np.maximum(values["p"] @ values["w"].T, 0) @ values["v"].T
-    if isinstance(body, Call) and isinstance(found := body.args[1], Constant):
-        np.testing.assert_allclose(found.data, wanted, rtol=1e-4, atol=1e-4)
+    expected = np.maximum(values["p"] @ values["w"].T, 0) @ values["v"].T
+    if isinstance(body, Call) and isinstance(actual := body.args[1], Constant):
+        np.testing.assert_allclose(actual.data, expected, rtol=1e-4, atol=1e-4)
     return body
 
 
@@ -136,11 +136,11 @@ def test_a_large_result_stays_that_something_else_reads(result: str) -> None:
     body = _of_hidden_layer(result)
     waiting, seen = [body], 0
     while waiting:
-        each = waiting.pop()
-        waiting += each.fields if isinstance(each, Tuple) else ()
-        waiting += each.args if isinstance(each, Call) else ()
-        if isinstance(each, Constant):
-            seen = max(seen, each.data.nbytes)
+        item = waiting.pop()
+        waiting += item.fields if isinstance(item, Tuple) else ()
+        waiting += item.args if isinstance(item, Call) else ()
+        if isinstance(item, Constant):
+            seen = max(seen, item.data.nbytes)
     assert seen < 1 << 20
 
 

@@ -81,8 +81,8 @@ def test_scale_folds_in_other_layouts(
     )
     first = InferType()(ForwardFoldScaleAxis()(before))
     after = InferType()(BackwardFoldScaleAxis()(first))
-    given = [array(*x) - 1, *(array(*shape) for n, shape in shapes.items() if n not in constants)]
-    assert_same_meaning(before, after, given)
+    inputs = [array(*x) - 1, *(array(*shape) for n, shape in shapes.items() if n not in constants)]
+    assert_same_meaning(before, after, inputs)
     assert calls(first).count("divide") == (constants == "ws")
     assert calls(after).count("multiply") == {"": 2, "ws": 1, "wsb": 1, "wstbc": 0}[constants]
 

@@ -31,8 +31,8 @@ def written(scores: str, after: str = "{}", more: str = "", result: str = "%0") 
 
 
 def inputs(*shapes: tuple[int, ...]) -> list[np.ndarray]:
-    each = (BATCH, ROWS, HEADS, DEPTH)
-    return [RNG.normal(size=s).astype("float32") for s in (each, each, each, *shapes)]
+    item = (BATCH, ROWS, HEADS, DEPTH)
+    return [RNG.normal(size=s).astype("float32") for s in (item, item, item, *shapes)]
 
 
 def fused(before: IRModule, args: list[np.ndarray]) -> AttentionAttrs:
@@ -41,11 +41,11 @@ def fused(before: IRModule, args: list[np.ndarray]) -> AttentionAttrs:
     assert_same_meaning(before, after, args)
     names = calls(after)
     assert not {"nn.softmax", "nn.batch_matmul", "transpose"} & set(names), names
-    (found,) = (
+    (result,) = (
         e.attrs for e in post_order(after["main"])
         if isinstance(e, Call) and isinstance(e.attrs, AttentionAttrs)
     )  # fmt: skip
-    return found
+    return result
 
 
 def test_transpositions_become_layouts() -> None:

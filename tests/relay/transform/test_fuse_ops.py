@@ -30,13 +30,13 @@ def test_an_elementwise_chain_is_one_group() -> None:
 
 def test_a_kernel_reads_no_more_than_it_may() -> None:
     names = [f"%x{n}" for n in range(10)]
-    given = ", ".join(f"{n}: Tensor[(4, 8), float32]" for n in names)
+    argument = ", ".join(f"{n}: Tensor[(4, 8), float32]" for n in names)
     text = names[0]
     for name in names[1:]:
         text = f"add({text}, {name})"
-    module = program(f"def @main({given}) {{ {text} }}")
-    made = [len(g) for g in groups(FuseOps(most_inputs=4)(module))]
-    assert made == [3, 3, 3]  # of 4 inputs each: a result, and three more
+    module = program(f"def @main({argument}) {{ {text} }}")
+    result = [len(g) for g in groups(FuseOps(most_inputs=4)(module))]
+    assert result == [3, 3, 3]  # of 4 inputs each: a result, and three more
     assert groups(FuseOps()(module)) == [["add"] * 9]
 
 
@@ -56,8 +56,8 @@ def test_convolution_does_not_take_what_comes_before() -> None:
 def test_two_convolutions_stay_apart() -> None:
     text = """def @main(%x: Tensor[(1, 4, 8, 8), float32], %w: Tensor[(4, 4, 1, 1), float32]) {
       add(nn.conv2d(%x, %w), nn.conv2d(tanh(%x), %w)) }"""
-    found = fused(text)
-    assert sorted(map(sorted, found)) == [["add", "nn.conv2d"], ["nn.conv2d"], ["tanh"]]
+    result = fused(text)
+    assert sorted(map(sorted, result)) == [["add", "nn.conv2d"], ["nn.conv2d"], ["tanh"]]
 
 
 def test_a_wider_result_is_not_taken_by_a_convolution() -> None:
@@ -94,8 +94,8 @@ def test_diamond_is_fused_into_one_group() -> None:
 def test_a_diamond_with_an_anchor_inside_stays_open() -> None:
     text = """def @main(%x: Tensor[(4, 4), float32], %w: Tensor[(4, 4), float32]) {
       %0 = tanh(%x); add(nn.dense(%0, %w), exp(%0)) }"""
-    found = sorted(map(sorted, fused(text)))
-    assert found == [["add", "exp", "nn.dense"], ["tanh"]] or found == [
+    result = sorted(map(sorted, fused(text)))
+    assert result == [["add", "exp", "nn.dense"], ["tanh"]] or result == [
         ["add", "nn.dense"],
         ["exp"],
         ["tanh"],
@@ -110,8 +110,8 @@ def test_concatenate_takes_the_injective_operators_before_it() -> None:
 def test_concatenate_does_not_take_anchors() -> None:
     text = """def @main(%x: Tensor[(4, 4), float32], %w: Tensor[(4, 4), float32]) {
       concatenate((nn.dense(%x, %w), tanh(%x)), axis=1) }"""
-    found = fused(text)
-    assert ["nn.dense"] in found and len(found) >= 2
+    result = fused(text)
+    assert ["nn.dense"] in result and len(result) >= 2
 
 
 def test_split_is_a_kernel_with_several_results() -> None:
@@ -189,8 +189,8 @@ def test_windows_of_two_end_the_group_of_a_winograd_convolution() -> None:
     ],
 )
 def test_other_windows_have_a_kernel_of_their_own(pool: str, size: int) -> None:
-    found = fused(winograd_and_pool(pool, size))
-    assert found == [[CONV, "nn.relu"], ["nn.max_pool2d", "tanh"]]
+    result = fused(winograd_and_pool(pool, size))
+    assert result == [[CONV, "nn.relu"], ["nn.max_pool2d", "tanh"]]
 
 
 def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:

@@ -69,10 +69,10 @@ def test_executors_return_ranges(executor: str) -> None:
     high = relay.max(relay.clip(result, 0.0, 6e4))
     module = IRModule.from_expr(Function([data], relay.divide(result, high)))
     feed = array("uint8", 24, 9)
-    got = ekiden.compile(module, executor=executor)(feed).numpy()
+    actual = ekiden.compile(module, executor=executor)(feed).numpy()
     with PassContext(opt_level=3, disabled_pass=["FuseRanges"]):
         expected = ekiden.compile(module)(feed).numpy()
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_ranges_of_unknown_sizes() -> None:

@@ -13,31 +13,31 @@ EXTENT = 64
 def running_sum() -> ekiden.IRModule:
     """By doubling: each step adds what is 1, 2, 4, ... elements before."""
     x = relay.var("x", shape=(3, EXTENT), dtype="float32")
-    found, step = x, 1
+    result, step = x, 1
     while step < EXTENT:
-        head = relay.strided_slice(found, [0], [step], axes=[1])
-        later = relay.strided_slice(found, [step], [EXTENT], axes=[1])
-        before = relay.strided_slice(found, [0], [EXTENT - step], axes=[1])
-        found = relay.concatenate([head, relay.tanh(relay.add(later, before))], axis=1)
+        head = relay.strided_slice(result, [0], [step], axes=[1])
+        later = relay.strided_slice(result, [step], [EXTENT], axes=[1])
+        before = relay.strided_slice(result, [0], [EXTENT - step], axes=[1])
+        result = relay.concatenate([head, relay.tanh(relay.add(later, before))], axis=1)
         step *= 2
-    return ekiden.IRModule.from_expr(relay.Function([x], found))
+    return ekiden.IRModule.from_expr(relay.Function([x], result))
 
 
 def test_fusion_limits_recomputation() -> None:
     exe = ekiden.compile(running_sum())
     data = np.random.default_rng(0).standard_normal((3, EXTENT)).astype(np.float32)
-    wanted, step = data.copy(), 1
+    expected, step = data.copy(), 1
     while step < EXTENT:
-        wanted[:, step:] = np.tanh(wanted[:, step:] + wanted[:, :-step])
+        expected[:, step:] = np.tanh(expected[:, step:] + expected[:, :-step])
         step *= 2
-    np.testing.assert_allclose(exe(data).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(exe(data).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_elementwise_consumers_are_fused() -> None:
     x = relay.var("x", shape=(8, 8), dtype="float32")
-    found = x
+    result = x
     for _ in range(40):  # each value is read twice, by elements that are the same
-        found = relay.add(relay.tanh(found), found)
-    module = relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x], found)))
+        result = relay.add(relay.tanh(result), result)
+    module = relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x], result)))
     text = relay.transform.FuseOps(2)(module).astext()
     assert text.count("Primitive=1") == 1

@@ -23,9 +23,9 @@ CONTROL, SHAPE = HostReason.CONTROL.value, HostReason.SHAPE.value
 
 def planned(text: str, config: CompilationConfig = CONFIG) -> IRModule:
     module = InferType()(relay.parse(f'#[version = "0.0.5"]\n{text}'))
-    found = PlanDevices(config, marks=False)(module)
-    assert ekiden.structural_equal(PlanDevices(config, marks=False)(found), found)
-    return found
+    result = PlanDevices(config, marks=False)(module)
+    assert ekiden.structural_equal(PlanDevices(config, marks=False)(result), result)
+    return result
 
 
 def host_work(text: str) -> dict[str, set[str]]:

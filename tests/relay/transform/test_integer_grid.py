@@ -34,15 +34,15 @@ third tiles pay only where rows have several words."""
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_integer_forms_use_int8_kernels(case: Case, cpu: str) -> None:
     small = case.small
-    found = families_of(small.model(), Target.parse(f"llvm -mcpu={cpu}"))
+    result = families_of(small.model(), Target.parse(f"llvm -mcpu={cpu}"))
     if small.groups == small.channels:
-        assert found == ["depthwise_conv_nhwc"]  # which reads bytes and adds up floats
+        assert result == ["depthwise_conv_nhwc"]  # which reads bytes and adds up floats
         return
     few = small.groups > 1 and small.channels // small.groups % 4
-    for family in found:
-        assert family.startswith(("conv_nhwc_pack", "dense_pack", "winograd_conv2d")), found
+    for family in result:
+        assert family.startswith(("conv_nhwc_pack", "dense_pack", "winograd_conv2d")), result
         assert few or family == "winograd_conv2d" or any(word in family for word in WORDS[cpu]), (
-            found
+            result
         )
 
 
@@ -87,5 +87,5 @@ def test_a_computed_weight_of_whole_panels_is_packed_in_one_pass(
 def test_integer_forms_match_integer_sums(case: Case, text: str) -> None:
     small = case.small
     model, feed = small.model(), small.feed()
-    (wanted,) = ReferenceEvaluator(model).run(None, feed)
-    np.testing.assert_array_equal(ekiden.compile(model, text)(**feed).numpy(), wanted)
+    (expected,) = ReferenceEvaluator(model).run(None, feed)
+    np.testing.assert_array_equal(ekiden.compile(model, text)(**feed).numpy(), expected)

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.quick
 
 def products(module: IRModule) -> list[str]:
     """The names of the products in a module behind the pass."""
-    made = InferType()(IntegerProducts()(module))
-    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    transformed = InferType()(IntegerProducts()(module))
+    calls = [e for e in post_order(transformed["main"]) if isinstance(e, Call)]
     rows = [(c.op.name, c.op.definition) for c in calls if hasattr(c.op, "definition")]
     return [name for name, row in rows if row.macs is not None]
 
@@ -91,13 +91,13 @@ def test_per_axis_scales_follow_transposes() -> None:
     weight = relay.const(rng.integers(-128, 128, (8, 6)).astype("int8"))
     data = relay.multiply(relay.cast(x, "float32"), rows)
     matrix = relay.multiply(relay.cast(weight, "float32"), columns)
-    made = relay.nn.dense(data, relay.transpose(matrix))
-    module = IRModule.from_expr(relay.Function([x], made))
+    tensor = relay.nn.dense(data, relay.transpose(matrix))
+    module = IRModule.from_expr(relay.Function([x], tensor))
     assert products(InferType()(module)) == ["qnn.dense"]
     levels = rng.integers(-128, 128, (5, 8)).astype("int8")
-    wanted = (levels * rows.data) @ (weight.data * columns.data)
-    got = ekiden.compile(module)(levels).numpy()
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-3)
+    expected = (levels * rows.data) @ (weight.data * columns.data)
+    actual = ekiden.compile(module)(levels).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-3)
 
 
 def test_a_border_is_the_zero_point() -> None:
@@ -107,12 +107,12 @@ def test_a_border_is_the_zero_point() -> None:
     data = relay.qnn.op.dequantize(x, relay.const(0.5), relay.const(9))
     data = relay.nn.pad(data, ((0, 0), (0, 0), (1, 1), (1, 1)))
     kernel = relay.qnn.op.dequantize(weight, relay.const(0.25), relay.const(0))
-    made = relay.nn.conv2d(data, kernel)
-    module = IRModule.from_expr(relay.Function([x], made))
+    tensor = relay.nn.conv2d(data, kernel)
+    module = IRModule.from_expr(relay.Function([x], tensor))
     assert products(InferType()(module)) == ["qnn.conv2d"]
     levels = rng.integers(0, 256, (1, 4, 6, 6)).astype("uint8")
-    wanted = relay.create_executor("debug", module).evaluate()(levels).numpy()
-    np.testing.assert_array_equal(ekiden.compile(module)(levels).numpy(), wanted)
+    expected = relay.create_executor("debug", module).evaluate()(levels).numpy()
+    np.testing.assert_array_equal(ekiden.compile(module)(levels).numpy(), expected)
 
 
 def test_a_context_may_ask_for_the_sums_of_floats() -> None:

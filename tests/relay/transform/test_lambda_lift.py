@@ -147,8 +147,8 @@ def test_a_dimension_that_does_not_follow_from_what_is_captured_is_captured(size
       %loop(0, 1f)
     }"""
     x = np.random.default_rng(0).normal(size=(size, 4)).astype("float32")
-    found = ekiden.compile(program(text))(x).numpy()
-    np.testing.assert_allclose(found, np.concatenate((x[::2] * 4, x[::2])), rtol=1e-6)
+    result = ekiden.compile(program(text))(x).numpy()
+    np.testing.assert_allclose(result, np.concatenate((x[::2] * 4, x[::2])), rtol=1e-6)
 
 
 def test_equal_functions_become_one() -> None:

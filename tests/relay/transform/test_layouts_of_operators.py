@@ -62,8 +62,8 @@ def test_operators_of_images_after_a_convolution_keep_their_meaning(name: str) -
     body = bind(call, {image: convolve(image, weight)})
     before = InferType()(IRModule.from_expr(Function(free_vars(body), body)))
     after = ConvertLayout()(before)
-    made = [e for e in post_order(main_of(after)) if isinstance(e, Call) and e.op is call.op]
-    layout = getattr(made[-1].attrs, OPS[name].layout or FIELD.get(name, "layout"))
+    result = [e for e in post_order(main_of(after)) if isinstance(e, Call) and e.op is call.op]
+    layout = getattr(result[-1].attrs, OPS[name].layout or FIELD.get(name, "layout"))
     assert layout.endswith("C") == (name in LAYOUTS)
     special = {ROIS: np.array([[0, 1, 1, 4, 5], [0, 0, 0, 3, 3]], "float32"),
                SIZE: np.array([9, 5]), SCALES: np.array([1.5, 2], "float32"),

@@ -19,10 +19,10 @@ def lazy(function: relay.Function) -> IRModule:
 
 def same(function: relay.Function, *args: object) -> None:
     module = lazy(function)
-    wanted = Interpreter().evaluate(function, *args)
-    found = Interpreter(module).evaluate("main", *args)
-    flat = [found] if isinstance(found, np.ndarray) else list(found)  # type: ignore[call-overload]
-    expected = [wanted] if isinstance(wanted, np.ndarray) else list(wanted)  # type: ignore[call-overload]
+    expected_value = Interpreter().evaluate(function, *args)
+    actual = Interpreter(module).evaluate("main", *args)
+    flat = [actual] if isinstance(actual, np.ndarray) else list(actual)  # type: ignore[call-overload]
+    expected = [expected_value] if isinstance(expected_value, np.ndarray) else list(expected_value)  # type: ignore[call-overload]
     for one, other in zip(flat, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 

@@ -72,14 +72,14 @@ def test_a_kernel_with_several_results_gives_a_tuple() -> None:
 
 
 def test_kernels_in_branches_allocate_there() -> None:
-    made = ManifestAlloc()(
+    transformed = ManifestAlloc()(
         program("""def @main(%c: bool, %x: float32) {
           let %r = if (%c) {
             let %y = fn (%p: float32, Primitive=1) -> float32 { tanh(%p) }(%x); %y
           } else { %x };
           %r }""")
     )
-    lines = str(made).splitlines()
+    lines = str(transformed).splitlines()
     branch = next(i for i, line in enumerate(lines) if "if (" in line)
     assert "memory.alloc_storage" in lines[branch + 1]
 

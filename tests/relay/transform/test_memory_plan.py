@@ -27,14 +27,14 @@ N, M = SizeVar("n"), SizeVar("m")
 def kernel(inputs: list[Var], out: TensorType) -> Function:
     """A primitive function with these argument and result types; its body is never looked at."""
     params = tuple(Var(f"p{i}", v.checked_type) for i, v in enumerate(inputs))
-    made = Function(params, params[0], out, (), {"Primitive": 1})
-    return made
+    result = Function(params, params[0], out, (), {"Primitive": 1})
+    return result
 
 
 def typed(name: str, kind: TensorType) -> Var:
-    made = Var(name, kind)
-    made.set_checked_type(kind)
-    return made
+    result = Var(name, kind)
+    result.set_checked_type(kind)
+    return result
 
 
 @st.composite
@@ -71,15 +71,15 @@ def chains(draw: st.DrawFn, concurrent: bool = False) -> IRModule:
 
 def _places(module: IRModule) -> dict[Var, tuple[Var, AllocTensorAttrs]]:
     """Tensor -> (storage, where in it)."""
-    found = {}
+    result = {}
     at = main_of(module).body
     while isinstance(at, Let):
         if isinstance(at.value, Call) and isinstance(at.value.attrs, AllocTensorAttrs):
             storage = at.value.args[0]
             assert isinstance(storage, Var)
-            found[at.var] = (storage, at.value.attrs)
+            result[at.var] = (storage, at.value.attrs)
         at = at.body
-    return found
+    return result
 
 
 def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | None = None) -> None:
@@ -101,8 +101,8 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | Non
         return storages[storage][offset : offset + size]
 
     def check_intact(value: Expr) -> None:
-        for each in evaluation_order(value):
-            tensor = homes.get(each)
+        for item in evaluation_order(value):
+            tensor = homes.get(item)
             if tensor is not None:
                 assert (window(tensor) == stamps[tensor]).all(), (
                     f"{tensor.name_hint} was overwritten"
@@ -116,12 +116,12 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | Non
             window(out)[:] = stamps[out]
 
     def is_ready(call: Call) -> bool:
-        found = (homes.get(each) for each in evaluation_order(call.args[1]))
-        return all(tensor is None or tensor in stamps for tensor in found)
+        result = (homes.get(item) for item in evaluation_order(call.args[1]))
+        return all(tensor is None or tensor in stamps for tensor in result)
 
     def run_waiting() -> None:
         while order is not None and waiting:
-            call = order.choice([each for each in waiting if is_ready(each)])
+            call = order.choice([item for item in waiting if is_ready(item)])
             waiting.remove(call)
             run(call)
 
@@ -174,11 +174,11 @@ def test_results_have_a_storage_of_their_own(module: IRModule) -> None:
     leaving = [result.get(at)]
     while leaving:
         value = leaving.pop()
-        for each in evaluation_order(value) if value is not None else ():
-            if isinstance(each, Var) and each in places:
-                assert places[each][0].name_hint != "arena"
-            elif isinstance(each, Var) and each is not value and each in result:
-                leaving.append(result[each])
+        for item in evaluation_order(value) if value is not None else ():
+            if isinstance(item, Var) and item in places:
+                assert places[item][0].name_hint != "arena"
+            elif isinstance(item, Var) and item is not value and item in result:
+                leaving.append(result[item])
 
 
 PRIMITIVE = "fn (%p: Tensor[(16,), float32], Primitive=1) -> Tensor[(16,), float32] { tanh(%p) }"

@@ -54,7 +54,7 @@ class _Maker:
         return build_lets(bindings, result)
 
     def binding(self, known: list[Var], kind: TensorType, depth: int) -> tuple[Var, RelayExpr]:
-        made = typed(self.name(), kind)
+        result = typed(self.name(), kind)
         if depth and self.draw(st.integers(0, 2)) == 0:
             branches = [self.chain(known, kind, depth - 1) for _ in range(2)]
             value: RelayExpr = If(self.condition, *branches)
@@ -62,7 +62,7 @@ class _Maker:
             inputs = self.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3))
             value = Call(kernel(inputs, kind), tuple(inputs))
         value.set_checked_type(kind)
-        return made, value
+        return result, value
 
 
 @st.composite
@@ -115,24 +115,24 @@ class _Machine:
                 assert offset % 64 == 0 and offset + size <= len(storage)
                 self.windows[variable] = storage[offset : offset + size]
             case Call(args=(function, inputs, outputs, *scratch)):
-                for each in scratch:
-                    self.windows[each][:] = 0
+                for item in scratch:
+                    self.windows[item][:] = 0
                 self.invoke(function, inputs, outputs)
 
     def invoke(self, function: RelayExpr, inputs: RelayExpr, outputs: RelayExpr) -> None:
         """What the kernel may not replace must be there when it has written its result."""
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
-        for each in inputs.fields:
-            self.check(each)
-        for each in outputs.fields:
-            window = self.windows[each]
+        for field in inputs.fields:
+            self.check(field)
+        for field in outputs.fields:
+            window = self.windows[field]
             window[:] = len(self.stamps) + 1
             self.stamps[id(window)] = len(self.stamps) + 1
         known = self.kernels.get(function)
         replaced = known.in_place if known is not None else ()
-        for number, each in enumerate(inputs.fields):
+        for number, field in enumerate(inputs.fields):
             if number not in replaced:
-                self.check(each)
+                self.check(field)
 
     def check(self, tensor: RelayExpr) -> None:
         window = self.windows.get(tensor)
@@ -155,9 +155,9 @@ def test_no_live_tensor_is_overwritten_on_any_path(
 def test_a_plan_needs_no_more_than_a_storage_for_each_tensor(module: IRModule) -> None:
     before, after = (
         sum(
-            _rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(each).body)
+            _rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(item).body)
         )
-        for each in (module, MemoryPlan()(module))
+        for item in (module, MemoryPlan()(module))
     )
     assert after <= before
 
@@ -252,11 +252,11 @@ def _chain(shapes: list[tuple[PrimExpr | int, ...]]) -> IRModule:
     x = at = typed("x", tensor_type((N, M)))
     bindings: list[tuple[Var, RelayExpr]] = []
     for i, shape in enumerate(shapes):
-        made = typed(f"t{i}", tensor_type(shape))
-        call = Call(kernel([at], made.checked_type), (at,))
-        call.set_checked_type(made.checked_type)
-        bindings.append((made, call))
-        at = made
+        result = typed(f"t{i}", tensor_type(shape))
+        call = Call(kernel([at], result.checked_type), (at,))
+        call.set_checked_type(result.checked_type)
+        bindings.append((result, call))
+        at = result
     return ManifestAlloc()(IRModule({"main": Function((x,), build_lets(bindings, at), None)}))
 
 
@@ -286,6 +286,6 @@ def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_size_that_is_known_late_keeps_its_storage() -> None:
     late = SizeVar("late")
     module = _chain([(4,), (late,), (late,), (4,), (4,)])
-    found = _allocations(main_of(MemoryPlan()(module)).body)
-    assert sum(a.arena for a in found) == 1
-    assert not any(a.arena for a in found if not isinstance(a.size, IntImm))
+    result = _allocations(main_of(MemoryPlan()(module)).body)
+    assert sum(a.arena for a in result) == 1
+    assert not any(a.arena for a in result if not isinstance(a.size, IntImm))

@@ -21,8 +21,8 @@ BIAS = np.float32([0.5, -1, 3, 0]).reshape(4, 1, 1)
 
 def merged(body: str, **weights: np.ndarray) -> tuple[list[str], np.ndarray]:
     """The calls that are left of a body over `%x`, and how far levels are from those before."""
-    given = "".join(f", %{n}: Tensor[{w.shape}, {w.dtype}]" for n, w in weights.items())
-    text = f"def @main(%x: Tensor[(2, 4, 3, 3), int32]{given}) {{ {body} }}"
+    argument = "".join(f", %{n}: Tensor[{w.shape}, {w.dtype}]" for n, w in weights.items())
+    text = f"def @main(%x: Tensor[(2, 4, 3, 3), int32]{argument}) {{ {body} }}"
     before = program(text, **weights)
     after = MergeRequantization()(before)
     verify(after)

@@ -55,29 +55,29 @@ def test_packing_keeps_every_number(rows: int, blocks: int, block: int) -> None:
 )
 def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
     module = AlterOpLayout(target)(InferType()(layer(weights(20, 2, 32), 64)))
-    made = calls(InferType()(module))
-    assert made[-1] == last and NAME not in made
-    assert ("round" in made) == (target is BYTES)
+    result = calls(InferType()(module))
+    assert result[-1] == last and NAME not in result
+    assert ("round" in result) == (target is BYTES)
 
 
 @share(4)
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize(("units", "depth", "block"), [(1, 8, 8), (64, 64, 32), (77, 50, 16)])
 def test_int4_dense_matches_reference(rows: int, units: int, depth: int, block: int) -> None:
-    given = weights(units, -(-depth // block), block)
+    argument = weights(units, -(-depth // block), block)
     data = np.random.default_rng(rows).standard_normal((rows, depth)).astype("float32")
-    expected = np.maximum(data @ dequantized(*given)[:, :depth].T, 0)
-    bound = np.abs(data).max(initial=0) / 254 * np.abs(dequantized(*given)).sum(1).max()
+    expected = np.maximum(data @ dequantized(*argument)[:, :depth].T, 0)
+    bound = np.abs(data).max(initial=0) / 254 * np.abs(dequantized(*argument)).sum(1).max()
     for target in processors():
-        found = ekiden.compile(layer(given, depth, relu=True), target)(data).numpy()
-        assert found.shape == (rows, units)
-        assert np.abs(found - expected).max(initial=0) <= bound + 1e-5
+        actual = ekiden.compile(layer(argument, depth, relu=True), target)(data).numpy()
+        assert actual.shape == (rows, units)
+        assert np.abs(actual - expected).max(initial=0) <= bound + 1e-5
 
 
 def test_zero_blocks_give_zero() -> None:
-    given = weights(3, 2, 16)
-    found = np.asarray(ekiden.compile(layer(given, 32))(np.zeros((2, 32), "float32")).numpy())
-    np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
+    argument = weights(3, 2, 16)
+    result = np.asarray(ekiden.compile(layer(argument, 32))(np.zeros((2, 32), "float32")).numpy())
+    np.testing.assert_array_equal(result, np.zeros((2, 3), "float32"))
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,11 @@ def test_a_let_with_an_effect_stays() -> None:
 def test_a_let_used_inside_a_function_value_stays() -> None:
     text = f"""def @main({X}) {{ let %a = exp(%x);
       let %f = fn (%y: Tensor[(4, 8), float32]) {{ add(%y, %a) }}; %f(%f(%x)) }}"""
-    made = ToGraphNormalForm()(program(text))
-    verify(made)
-    body = main_of(made).body
+    transformed = ToGraphNormalForm()(program(text))
+    verify(transformed)
+    body = main_of(transformed).body
     assert isinstance(body, Let) and body.var.name_hint == "a"
-    assert_same_meaning(program(text), made, ARGS)
+    assert_same_meaning(program(text), transformed, ARGS)
 
 
 def test_graph_normal_form_undoes_a_normal_form() -> None:
@@ -68,11 +68,11 @@ def test_a_recursive_function_stays_bound() -> None:
       let %loop = fn (%i: int32) -> int32 {
         if (less(%i, 10)) { %loop(add(%i, 1)) } else { %i } };
       let %m = add(%n, 1); %loop(%m) }"""
-    made = ToGraphNormalForm()(program(text))
-    verify(made)
-    body = main_of(made).body
+    transformed = ToGraphNormalForm()(program(text))
+    verify(transformed)
+    body = main_of(transformed).body
     assert isinstance(body, Let) and not isinstance(body.body, Let)
-    assert evaluate(made, [np.int32(3)]) == [10]
+    assert evaluate(transformed, [np.int32(3)]) == [10]
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_a_long_chain_of_lets() -> None:
     body = names[-1]
     for i in reversed(range(50_000)):
         body = Let(names[i], op.add(names[i - 1] if i else x, x), body)
-    made = ToGraphNormalForm()(IRModule({"main": Function((x,), body, None)}))
-    assert not isinstance(main_of(made).body, Let)
+    transformed = ToGraphNormalForm()(IRModule({"main": Function((x,), body, None)}))
+    assert not isinstance(main_of(transformed).body, Let)
 
 
 # Inline.
@@ -107,10 +107,10 @@ def test_unmarked_functions_are_not_inlined() -> None:
 def test_inlining_twice_binds_variables_of_its_own() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ let %z = exp(%y); add(%z, %y) }}
                def @main({X}) {{ let %a = @f(%x); @f(%a) }}"""
-    made = Inline()(program(text))
-    verify(made)
-    assert calls(made).count("exp") == 2
-    assert_same_meaning(program(text), made, ARGS)
+    transformed = Inline()(program(text))
+    verify(transformed)
+    assert calls(transformed).count("exp") == 2
+    assert_same_meaning(program(text), transformed, ARGS)
 
 
 def test_inlined_functions_inline_each_other() -> None:
@@ -133,9 +133,9 @@ def test_a_recursive_function_is_not_inlined() -> None:
 def test_a_function_still_used_as_a_value_is_a_value() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ exp(%y) }}
                def @main({X}) {{ let %g = @f; add(@f(%x), %g(%x)) }}"""
-    made = InferType()(Inline()(program(text)))
-    verify(made)
-    assert_same_meaning(program(text), made, ARGS)
+    transformed = InferType()(Inline()(program(text)))
+    verify(transformed)
+    assert_same_meaning(program(text), transformed, ARGS)
 
 
 def test_a_marked_function_that_nothing_calls_stays() -> None:
@@ -146,11 +146,11 @@ def test_a_marked_function_that_nothing_calls_stays() -> None:
 def test_an_argument_with_an_effect_is_evaluated_once() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ add(%y, %y) }}
                def @main({X}) {{ let %r = ref(%x); @f(ref_read(%r)) }}"""
-    made = Inline()(program(text))
-    verify(made)
-    body = main_of(made).body
+    transformed = Inline()(program(text))
+    verify(transformed)
+    body = main_of(transformed).body
     assert isinstance(body, Let) and isinstance(body.body, Let)
-    assert_same_meaning(program(text), made, ARGS)
+    assert_same_meaning(program(text), transformed, ARGS)
 
 
 # Eta expansion, unused functions.

@@ -31,8 +31,8 @@ def test_results_can_be_written(name: str, executor: str) -> None:
     x = np.array([0.0, 1.0, 2.0], np.float32)
     first: list[np.ndarray] = []
     for _ in range(2):
-        found = exe(x)
-        results = [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+        actual = exe(x)
+        results = [t.numpy() for t in (actual if isinstance(actual, tuple) else (actual,))]
         copies = [result.copy() for result in results]
         first = first or copies
         for at, result in enumerate(results):

@@ -24,9 +24,9 @@ def @power(%n: Nat, {X}) -> float32 {{
 
 
 def main_after(text: str) -> IRModule:
-    made = PartialEvaluate()(program(text))
-    verify(made)
-    return made
+    transformed = PartialEvaluate()(program(text))
+    verify(transformed)
+    return transformed
 
 
 def test_known_values_are_computed() -> None:
@@ -57,9 +57,9 @@ def test_known_functions_are_applied() -> None:
 
 
 def test_a_function_that_is_a_result_stays_one() -> None:
-    made = main_after(f"""def @main({X}) {{ let %y = add(%x, %x);
+    result = main_after(f"""def @main({X}) {{ let %y = add(%x, %x);
                           fn (%z: float32) {{ add(multiply(%z, add(1f, 1f)), %y) }} }}""")
-    assert calls(made) == ["add", "multiply", "add"]
+    assert calls(result) == ["add", "multiply", "add"]
 
 
 def test_a_known_branch_is_taken() -> None:
@@ -81,26 +81,26 @@ def test_an_unknown_branch_stays_with_each_side_simplified() -> None:
 
 
 def test_recursion_over_known_data_is_unrolled() -> None:
-    made = main_after(POWER + f"def @main({X}) {{ @power(S(S(S(Z))), %x) }}")
-    assert calls(made) == ["multiply"] * 3
-    assert evaluate(made, [np.float32(2)]) == [8]
+    result = main_after(POWER + f"def @main({X}) {{ @power(S(S(S(Z))), %x) }}")
+    assert calls(result) == ["multiply"] * 3
+    assert evaluate(result, [np.float32(2)]) == [8]
 
 
 def test_recursion_counted_by_known_numbers_is_unrolled() -> None:
-    made = main_after(
+    result = main_after(
         f"""def @count(%i: int32, {X}) -> float32 {{
               if (less(%i, 5)) {{ @count(add(%i, 1), add(%x, %x)) }} else {{ %x }} }}
             def @main({X}) {{ @count(0, %x) }}"""
     )
-    assert calls(made) == ["add"] * 5
+    assert calls(result) == ["add"] * 5
 
 
 def test_recursion_over_unknown_data_stays() -> None:
     """The first step does not know its data; the call inside of its branch is left as it is."""
     text = POWER + f"def @main(%n: Nat, {X}) -> float32 {{ @power(%n, %x) }}"
-    made = main_after(text)
-    assert calls(made) == ["multiply"]
-    assert str(made["main"]).count("@power(") == 1
+    result = main_after(text)
+    assert calls(result) == ["multiply"]
+    assert str(result["main"]).count("@power(") == 1
 
 
 @pytest.mark.parametrize("x, expected", [(0.5, 4.0), (20.0, 20.0)])
@@ -108,9 +108,9 @@ def test_a_loop_that_the_argument_ends_is_not_unrolled(x: float, expected: float
     text = f"""def @loop(%i: int32, {X}) -> float32 {{
                  if (less(%x, 3f)) {{ @loop(add(%i, 1), add(%x, %x)) }} else {{ %x }} }}
                def @main({X}) {{ @loop(0, %x) }}"""
-    made = main_after(text)
-    assert len(calls(made)) < 10
-    assert evaluate(made, [np.float32(x)]) == [expected]
+    result = main_after(text)
+    assert len(calls(result)) < 10
+    assert evaluate(result, [np.float32(x)]) == [expected]
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_a_loop_without_end_is_left_after_some_steps() -> None:
     text = f"""def @loop({X}) -> float32 {{ @loop(add(%x, 1f)) }}
                def @main(%y: float32, %c: bool) -> float32 {{
                  if (%c) {{ @loop(0f) }} else {{ %y }} }}"""
-    made = main_after(text)
-    assert evaluate(made, [np.float32(1), np.bool_(False)]) == [1]
+    result = main_after(text)
+    assert evaluate(result, [np.float32(1), np.bool_(False)]) == [1]
 
 
 def test_local_recursive_functions() -> None:
@@ -127,9 +127,9 @@ def test_local_recursive_functions() -> None:
       let %sum = fn (%i: int32, %s: int32) -> int32 {
         if (greater(%i, 0)) { %sum(subtract(%i, 1), add(%s, %i)) } else { %s } };
       add(%sum(4, 0), %sum(%n, 0)) }"""
-    made = main_after(text)
-    assert evaluate(made, [np.int32(3)]) == [16]
-    constants = [e.data for e in post_order(main_of(made), True) if isinstance(e, Constant)]
+    result = main_after(text)
+    assert evaluate(result, [np.int32(3)]) == [16]
+    constants = [e.data for e in post_order(main_of(result), True) if isinstance(e, Constant)]
     assert 10 in constants
 
 
@@ -141,9 +141,9 @@ def test_mutual_recursion() -> None:
       def @odd(%n: Nat) -> bool { match (%n) { Z => False, S(%m) => @even(%m) } }
       def @main(%x: bool) -> bool { logical_and(%x, @even(S(S(S(Z))))) }"""
     )
-    made = main_after(text)
-    assert calls(made) == ["logical_and"] and "@even" not in str(made["main"])
-    assert evaluate(made, [np.bool_(True)]) == [False]
+    result = main_after(text)
+    assert calls(result) == ["logical_and"] and "@even" not in str(result["main"])
+    assert evaluate(result, [np.bool_(True)]) == [False]
 
 
 def test_matching_partly_known_data() -> None:
@@ -153,8 +153,8 @@ def test_matching_partly_known_data() -> None:
           Cons(%a, Cons(%b, _)) => add(%a, %b),
           Cons(%a, Nil) => %a,
           Nil => 0f }} }}"""
-    made = main_after(text)
-    assert "match" in str(made["main"])
+    result = main_after(text)
+    assert "match" in str(result["main"])
     known = main_after(text.replace("match (Cons(%x, %rest))", "match (Cons(%x, Cons(1f, %rest)))"))
     assert "match" not in str(known["main"]) and calls(known) == ["add"]
 
@@ -168,9 +168,9 @@ def test_a_map_over_a_known_list() -> None:
       def @main({X}) -> float32 {{
         @sum(@map(fn (%y: float32) -> float32 {{ multiply(%y, %x) }},
                   Cons(1f, Cons(%x, Cons(3f, Nil))))) }}"""
-    made = main_after(text)
-    assert calls(made) == ["multiply", "multiply", "multiply", "add", "add", "add"]
-    assert_same_meaning(program(text), made, [np.float32(2)])
+    result = main_after(text)
+    assert calls(result) == ["multiply", "multiply", "multiply", "add", "add", "add"]
+    assert_same_meaning(program(text), result, [np.float32(2)])
 
 
 def test_data_that_is_a_result_is_built() -> None:
@@ -181,9 +181,9 @@ def test_data_that_is_a_result_is_built() -> None:
 def test_effects_keep_their_order() -> None:
     text = f"""def @main({X}) {{ let %r = ref(%x); let %a = ref_read(%r);
       let %u = ref_write(%r, add(%a, add(1f, 1f))); let %b = ref_read(%r); multiply(%a, %b) }}"""
-    made = main_after(text)
-    assert calls(made) == ["add", "multiply"]
-    assert evaluate(made, [np.float32(3)]) == [15]
+    result = main_after(text)
+    assert calls(result) == ["add", "multiply"]
+    assert evaluate(result, [np.float32(3)]) == [15]
 
 
 def test_what_inner_scopes_made_is_made_again_outside() -> None:
@@ -194,8 +194,8 @@ def test_what_inner_scopes_made_is_made_again_outside() -> None:
         let %a = if (%c) {{ (%t, 1f) }} else {{ ((%x, %x), 2f) }};
         (%t, %a) }}"""
     module = program(text)
-    made = PartialEvaluate()(module)
-    verify(made)
+    transformed = PartialEvaluate()(module)
+    verify(transformed)
 
 
 def test_constants_may_not_grow_the_program() -> None:
@@ -215,8 +215,8 @@ def test_a_long_program() -> None:
     body = names[-1]
     for i in reversed(range(5_000)):
         body = Let(names[i], op.add(names[i - 1] if i else x, const(1.0)), body)
-    made = PartialEvaluate()(IRModule({"main": Function((x,), body, None)}))
-    assert len(calls(made)) == 5_000
+    transformed = PartialEvaluate()(IRModule({"main": Function((x,), body, None)}))
+    assert len(calls(transformed)) == 5_000
 
 
 @pytest.mark.slow
@@ -233,8 +233,8 @@ def test_a_polymorphic_function_over_unknown_data_is_called() -> None:
         match (%l) {{ Cons(%h, %t) => @foldl(%f, %f(%a, %h), %t), Nil => %a }} }}
       def @main(%rest: List[int32], %x: int32) -> int32 {{
         @foldl(fn (%a: int32, %b: int32) -> int32 {{ add(%a, %b) }}, 0, Cons(%x, %rest)) }}"""
-    made = main_after(text)
-    assert "@foldl" in str(made["main"])
+    result = main_after(text)
+    assert "@foldl" in str(result["main"])
 
 
 def test_empty_lists_keep_their_element_type() -> None:

@@ -38,8 +38,8 @@ Network = Callable[[Expr], Expr]
 
 def weights(*shape: int) -> Constant:
     """Such that results are about as large as the data: small ones would not show what is wrong."""
-    made = np.random.default_rng(shape).standard_normal(shape, np.float32)
-    return Constant(made / np.float32(np.prod(shape[1:]) ** 0.5))
+    result = np.random.default_rng(shape).standard_normal(shape, np.float32)
+    return Constant(result / np.float32(np.prod(shape[1:]) ** 0.5))
 
 
 def conv(
@@ -47,11 +47,11 @@ def conv(
 ) -> Expr:
     """A convolution and its activation, two readers of the sums."""
     weight = weights(channels, depth // groups, size, size)
-    made = relay.nn.conv2d(
+    output = relay.nn.conv2d(
         data, weight, strides=(stride, stride), padding=(size // 2, size // 2), groups=groups,
         channels=channels, kernel_size=(size, size),
     )  # fmt: skip
-    return relay.multiply(made, relay.sigmoid(made))
+    return relay.multiply(output, relay.sigmoid(output))
 
 
 def pooled(x: Expr) -> Expr:
@@ -98,21 +98,21 @@ def extents(expr: Expr, sizes: Mapping[PrimExpr, PrimExpr]) -> tuple[int, ...]:
     """The shape of a tensor where the symbols have these values."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
-    found = [simplify(substitute(d, dict(sizes))) for d in kind.shape]
-    assert all(isinstance(d, IntImm) for d in found)
-    return tuple(d.value for d in found if isinstance(d, IntImm))
+    result = [simplify(substitute(d, dict(sizes))) for d in kind.shape]
+    assert all(isinstance(d, IntImm) for d in result)
+    return tuple(d.value for d in result if isinstance(d, IntImm))
 
 
 def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
     """Each kernel of a part gives in rows what it gives without, and leaves all else. None may
     replace what it reads, whose rows are others."""
-    made = optimize_module(module, TARGET)
-    functions = writers(made)
+    output = optimize_module(module, TARGET)
+    functions = writers(output)
     assert len(functions) >= 2
     kernels = build_kernels([*functions, *map(alone, functions)], TARGET, cache=KernelCache(None))
     assert [f.in_place for f in kernels.facts[: len(functions)]] == [()] * len(functions)
     image = load_image(kernels.link(TARGET))
-    kind = main_of(made).params[0].checked_type
+    kind = main_of(output).params[0].checked_type
     assert isinstance(kind, TensorType)
     sizes = {d: const(n) for d, n in zip(kind.shape, shape, strict=True) if isinstance(d, SizeVar)}
     random = np.random.default_rng(0)
@@ -138,8 +138,8 @@ def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_kernel_writes_its_part_alone(name: str, symbolic: bool) -> None:
     shape = (2, 64, 13, 10)
-    given = (SizeVar("n"), 64, SizeVar("h"), SizeVar("w")) if symbolic else shape
-    assert_writes_its_part(network(NETWORKS[name], given), shape)
+    argument = (SizeVar("n"), 64, SizeVar("h"), SizeVar("w")) if symbolic else shape
+    assert_writes_its_part(network(NETWORKS[name], argument), shape)
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
@@ -147,8 +147,8 @@ def test_a_product_and_a_copy_write_their_parts_alone(symbolic: bool) -> None:
     def beside(x: Expr) -> Expr:
         return relay.concatenate([relay.nn.dense(x, weights(96, 64)), x], 1)
 
-    given = (SizeVar("n"), 64) if symbolic else (37, 64)
-    assert_writes_its_part(network(beside, given), (37, 64))
+    argument = (SizeVar("n"), 64) if symbolic else (37, 64)
+    assert_writes_its_part(network(beside, argument), (37, 64))
 
 
 @pytest.mark.parametrize("family", ["conv_nhwc_pack", "dense_pack"])
@@ -172,9 +172,9 @@ def test_sums_of_one_sequence_of_any_length_wait_in_the_result() -> None:
     module = ekiden.IRModule.from_expr(relay.Function([x, y], body))
     with PassContext(config={"kernels.decisions": {"dense_pack": {"k_block": 256}}}):
         exe = ekiden.compile(module, num_threads=1)
-    given = [np.random.default_rng(i).standard_normal((1, 9, 512), np.float32) for i in range(2)]
-    (expected,) = evaluate(module, given)
-    np.testing.assert_allclose(np.asarray(exe(*given)), expected, rtol=1e-4, atol=1e-4)
+    inputs = [np.random.default_rng(i).standard_normal((1, 9, 512), np.float32) for i in range(2)]
+    (expected,) = evaluate(module, inputs)
+    np.testing.assert_allclose(np.asarray(exe(*inputs)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -75,13 +75,13 @@ class _Programs:
         known = list(outer)
         bindings: list[tuple[Var, Expr]] = []
         for _ in range(self.draw(st.integers(1, 4))):
-            made = self.step(known, depth)
+            result = self.step(known, depth)
             if self.draw(st.booleans()):
                 self.count += 1
                 name = Var(f"v{self.count}")
-                bindings.append((name, made))
-                made = name
-            known.append(made)
+                bindings.append((name, result))
+                result = name
+            known.append(result)
         body = known[-1]
         for name, value in reversed(bindings):
             body = Let(name, value, body)
@@ -105,11 +105,11 @@ def test_random_programs_keep_their_meaning_after_every_pass(count: int) -> None
         rng = np.random.default_rng(n)
         args = [rng.standard_normal((n, 3)).astype(np.float32) for _ in "xy"]
         (expected,) = evaluate(module, args)
-        for each in BEFORE_MEMORY:
-            module = each(module)
+        for item in BEFORE_MEMORY:
+            module = item(module)
             verify(module)
-            (got,) = evaluate(module, args)
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=each.name)
+            (actual,) = evaluate(module, args)
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5, err_msg=item.name)
 
     check()
 
@@ -162,8 +162,8 @@ def lets(length: int) -> Expr:
 def test_long_programs_pass(make: Callable[[int], Expr], length: int) -> None:
     """Deeper than Python recurses."""
     module = InferType()(IRModule({"main": make(length)}))
-    for each in PASSES:
-        module = each(module)
+    for pass_ in PASSES:
+        module = pass_(module)
     instruction = module["main"].body
     assert isinstance(instruction, Let)
 
@@ -190,11 +190,11 @@ def _samples() -> dict[str, tuple[IRModule, list[np.ndarray]]]:
                   np.arange(8, dtype="int8").reshape(2, 4)),
         "einsum": (op.einsum((pair, pair), "ij,kj->ik"), rng.random((2, 3), np.float32)),
     }  # fmt: skip
-    made = {
+    result = {
         name: (IRModule.from_expr(Function(free_vars(body), body)), [value])
         for name, (body, value) in tables.items()
     }
-    made["lists"] = (
+    result["lists"] = (
         program("""type List[A] { Cons(A, List[A]), Nil }
 type Box[A] { Full(A), Empty }
 def @map[A, B](%f: fn (A) -> B, %l: List[A]) -> List[B] {
@@ -206,7 +206,7 @@ def @main(%x: float32) -> float32 {
   @sum(@map(Full, @map(%g, Cons(1f, Cons(%x, Nil)))), 0f) }"""),
         [np.array(3, "float32")],
     )
-    return made
+    return result
 
 
 SAMPLES = _samples()
@@ -218,12 +218,12 @@ def _right_or_named(context: PassContext, executor: str, name: str) -> PassError
     module, args = SAMPLES[name]
     try:
         with context:
-            found = create_executor(executor, module).evaluate()(*args)
+            actual = create_executor(executor, module).evaluate()(*args)
     except PassError as error:
         return error
-    for got, expected in zip([found.numpy()], evaluate(module, args), strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    for result, expected in zip([actual.numpy()], evaluate(module, args), strict=True):
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     return None
 
 

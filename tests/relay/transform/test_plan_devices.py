@@ -29,9 +29,9 @@ def plan(text: str, config: CompilationConfig = DEFAULT) -> IRModule:
     assert structural_equal(relay.fromtext(source.astext()), source)
     plain, marking = PlanDevices(config, marks=False), PlanDevices(config)
     planned, marked = plain(source), marking(source)
-    for each, again in ((planned, plain), (marked, marking)):
-        assert structural_equal(relay.fromtext(each.astext()), each)
-        assert structural_equal(again(each), each)
+    for item, again in ((planned, plain), (marked, marking)):
+        assert structural_equal(relay.fromtext(item.astext()), item)
+        assert structural_equal(again(item), item)
     assert structural_equal(plain(marked), planned)
     assert "on_device" not in planned.astext()
     return planned
@@ -265,8 +265,8 @@ def test_any_kind_of_device_is_planned_for_and_not_compiled_for() -> None:
 
 
 def test_device_configurations_are_planned() -> None:
-    for given in ({cpu(1): "llvm", cpu(0): "llvm"}, [cpu(1), cpu(0)]):
-        config = compilation_config(given)
+    for argument in ({cpu(1): "llvm", cpu(0): "llvm"}, [cpu(1), cpu(0)]):
+        config = compilation_config(argument)
         assert [d.device for d in config.devices] == [cpu(1), cpu(0)]
         assert config.default_primitive_virtual_device.device == cpu(1)
         assert config.host_virtual_device.is_host

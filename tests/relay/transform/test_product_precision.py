@@ -45,10 +45,10 @@ def layer(dtype: str, depth: int = 6, units: int = 5, out_dtype: str = "") -> IR
 
 def steps(module: IRModule) -> list[str]:
     """Each call below main as `op:dtype`."""
-    found = evaluation_order(main_of(InferType()(module)).body)
+    result = evaluation_order(main_of(InferType()(module)).body)
     return [
         f"{e.op.name}:{e.checked_type.dtype}"
-        for e in found
+        for e in result
         if isinstance(e, Call) and isinstance(e.op, Op)
     ]
 
@@ -94,8 +94,8 @@ def test_only_bfloat16_can_be_asked_for() -> None:
 
 def test_operands_are_what_they_were_rounded_from() -> None:
     module = ToMixedPrecision("float16")(layer("float32"))
-    made = steps(ProductPrecision(BRIEF)(module))
-    assert made == ["nn.dense:float32", "cast:float16"]
+    result = steps(ProductPrecision(BRIEF)(module))
+    assert result == ["nn.dense:float32", "cast:float16"]
 
 
 def test_products_of_computed_matrices_are_widened() -> None:
@@ -107,9 +107,9 @@ def test_products_of_computed_matrices_are_widened() -> None:
     assert steps(ProductPrecision(BRIEF)(module)) == wide
 
 
-def near(found: Array, expected: Array, dtype: str) -> None:
+def near(actual: Array, expected: Array, dtype: str) -> None:
     scale = max(1.0, float(np.abs(expected).max(initial=0)))
-    error = np.abs(found.astype("float64") - expected).max(initial=0)
+    error = np.abs(actual.astype("float64") - expected).max(initial=0)
     assert error <= EPSILON[dtype] * scale, (error, scale)
 
 
@@ -131,9 +131,9 @@ def test_dense_layers_match_reference(
     x = relay.var("x", relay.TensorType((n, depth), dtype))
     weight, data = random(units, depth, dtype=dtype), random(rows, depth, dtype=dtype)
     body = relay.nn.dense(x, relay.const(weight), out_dtype=out_dtype)
-    found = compiled(IRModule.from_expr(relay.Function([x], body)), data)
-    assert str(found.dtype) == (out_dtype or dtype) and found.shape == (rows, units)
-    near(found, data.astype("float64") @ weight.astype("float64").T, out_dtype or dtype)
+    result = compiled(IRModule.from_expr(relay.Function([x], body)), data)
+    assert str(result.dtype) == (out_dtype or dtype) and result.shape == (rows, units)
+    near(result, data.astype("float64") @ weight.astype("float64").T, out_dtype or dtype)
 
 
 @pytest.mark.parametrize("dtype", SMALL)
@@ -173,9 +173,9 @@ def test_other_products_match_reference(body: str, dtype: str) -> None:
     module = program(f"def @main({header.format(dtype)}) {{ {body} }}")
     shapes = [[int(str(d)) for d in p.checked_type.shape] for p in main_of(module).params]
     inputs = [random(*shape, dtype=dtype) for shape in shapes]
-    found = compiled(module, *inputs)
-    assert str(found.dtype) == dtype
-    near(found, meaning(*(i.astype("float64") for i in inputs)), dtype)
+    result = compiled(module, *inputs)
+    assert str(result.dtype) == dtype
+    near(result, meaning(*(i.astype("float64") for i in inputs)), dtype)
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v3", "c"])

@@ -18,9 +18,9 @@ HALF = 'cast(exp(cast({}, dtype="float16")), dtype="float32")'
 
 
 def _check(given: str, expected: str, *how: object) -> None:
-    made = recast(program(given), *how)  # type: ignore[arg-type]
-    assert isinstance(made, IRModule)
-    assert structural_equal(made, program(expected)), made
+    result = recast(program(given), *how)  # type: ignore[arg-type]
+    assert isinstance(result, IRModule)
+    assert structural_equal(result, program(expected)), result
 
 
 def test_each_chosen_call_has_casts_around_it() -> None:
@@ -45,14 +45,14 @@ def test_the_dtype_of_sums_and_tuples() -> None:
     _check(text.format("nn.dense(%x, %w)"), text.format(f'cast({dense}, dtype="float32")'),
            "int8", "int32", ["nn.dense"])  # fmt: skip
     parts = f"concatenate(({eight('x')}, {eight('w')}), axis=0)"
-    wanted = text.format(f'cast({parts}, dtype="float32")')
-    _check(text.format("concatenate((%x, %w), axis=0)"), wanted, "int8", "int32", ["concatenate"])
+    expected = text.format(f'cast({parts}, dtype="float32")')
+    _check(text.format("concatenate((%x, %w), axis=0)"), expected, "int8", "int32", ["concatenate"])
 
 
 def test_functions_and_expressions() -> None:
     x = relay.var("x", shape=(2, 3))
-    made = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
-    assert isinstance(made, relay.Function) and "float16" in str(made)
+    result = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
+    assert isinstance(result, relay.Function) and "float16" in str(result)
     assert "float16" not in str(recast(relay.exp(x), "float16", "float16"))
 
 
@@ -63,6 +63,6 @@ def test_unknown_layer_is_refused() -> None:
 
 def test_a_function_keeps_what_it_says_of_its_result() -> None:
     x = relay.var("x", shape=(2,))
-    made = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
+    result = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
     cast = relay.exp(relay.cast(x, "float16"))
-    assert structural_equal(made, relay.Function([x], relay.cast(cast, "float32")))
+    assert structural_equal(result, relay.Function([x], relay.cast(cast, "float32")))

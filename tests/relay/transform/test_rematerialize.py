@@ -16,8 +16,8 @@ from ekiden.relay.transform.language.scope_tree import evaluation_order
 
 def kernels(module: IRModule) -> int:
     """Calls of primitive functions after fusion."""
-    found = evaluation_order(FuseOps()(InferType()(module))["main"].body)
-    return sum(isinstance(e, Call) and isinstance(e.op, Function) for e in found)
+    result = evaluation_order(FuseOps()(InferType()(module))["main"].body)
+    return sum(isinstance(e, Call) and isinstance(e.op, Function) for e in result)
 
 
 def random(*shape: int, dtype: str = "float32") -> Array:
@@ -51,12 +51,12 @@ FULL = """def @main(%x: Tensor[(4, 6), float32]) {
 )  # fmt: skip
 def test_there_are_fewer_kernels_of_the_same_meaning(text: str, before: int, after: int) -> None:
     module = program(text)
-    made = Rematerialize()(module)
-    verify(made)
-    assert (kernels(module), kernels(made)) == (before, after)
+    transformed = Rematerialize()(module)
+    verify(transformed)
+    assert (kernels(module), kernels(transformed)) == (before, after)
     dtypes = [p.checked_type for p in module["main"].params]
     inputs = [random(*(int(str(d)) for d in t.shape), dtype=t.dtype) for t in dtypes]
-    assert_same_meaning(module, InferType()(made), inputs)
+    assert_same_meaning(module, InferType()(transformed), inputs)
     interpreted = ekiden.compile(module)(*inputs)
     with ekiden.transform.PassContext(disabled_pass=["Rematerialize"]):
         kept = ekiden.compile(module)(*inputs)

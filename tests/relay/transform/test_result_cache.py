@@ -39,9 +39,9 @@ class Doubled:
             self.times += 1
             return np.asarray(sum(arrays) * 2.0)
 
-        found = cached_evaluation("double", arrays, make)
-        assert isinstance(found, np.ndarray)
-        return found
+        result = cached_evaluation("double", arrays, make)
+        assert isinstance(result, np.ndarray)
+        return result
 
 
 def large(value: float = 1.0) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_a_view_of_an_array_does_not_keep_it() -> None:
     for _ in range(3):
         with cache_results():
             cached_evaluation("turned", [array], lambda: array.T)
-    assert all(each.value is None for each in constant_evaluation_cache._CACHE.entries.values())
+    assert all(entry.value is None for entry in constant_evaluation_cache._CACHE.entries.values())
 
 
 def edited(weight: relay.Constant, activation: str) -> relay.Function:
@@ -125,9 +125,9 @@ def test_edits_of_a_model_pack_its_weights_once_more_and_give_what_they_should()
         first = len(evaluated)
         run(constant, "exp")
         evaluated.clear()
-        found = run(constant, "sigmoid")
+        result = run(constant, "sigmoid")
         assert len(evaluated) < first
         constant.data[:] *= 2  # what nobody should do
         doubled = run(constant, "sigmoid")
-    np.testing.assert_array_equal(found, run(relay.const(weight), "sigmoid"))
+    np.testing.assert_array_equal(result, run(relay.const(weight), "sigmoid"))
     np.testing.assert_array_equal(doubled, run(relay.const(2 * weight), "sigmoid"))

@@ -40,8 +40,8 @@ def test_constant_row_indices_become_take(dtype: str, mode: str, index: str) -> 
     assert calls(after) == ["scatter_nd"]
     assert_same_meaning(before, after, [data, updates])
     made = ekiden.compile(before)(data, updates).numpy()  # type: ignore[union-attr]
-    wanted = relay.create_executor("debug", before).evaluate()(data, updates).numpy()
-    np.testing.assert_array_equal(made, wanted)
+    expected = relay.create_executor("debug", before).evaluate()(data, updates).numpy()
+    np.testing.assert_array_equal(made, expected)
 
 
 def test_non_row_indices_are_unchanged() -> None:
@@ -69,8 +69,8 @@ def test_sizes_may_be_symbols() -> None:
     for nodes, edges in ((1, 1), (7, 40), (3, 0)):
         data, places = rng.normal(size=(nodes, 8)).astype("f"), rng.integers(0, nodes, (edges, 1))
         updates = rng.normal(size=(edges, 8)).astype("f")
-        wanted = data.copy()
-        np.add.at(wanted, places[:, 0], updates)
-        np.testing.assert_allclose(run(data, places, updates).numpy(), wanted, rtol=1e-5)  # type: ignore[union-attr]
+        expected = data.copy()
+        np.add.at(expected, places[:, 0], updates)
+        np.testing.assert_allclose(run(data, places, updates).numpy(), expected, rtol=1e-5)  # type: ignore[union-attr]
     with pytest.raises(IndexRangeError, match="index 3 at position"):
         run(data, np.full((2, 1), 3), np.ones((2, 8), "f"))

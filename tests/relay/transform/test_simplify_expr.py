@@ -221,7 +221,7 @@ def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
     def write() -> tuple[DFPattern, Callable[[NodeMap], relay.Expr | None]]:
         written.append("negative")
         inner = wildcard()
-        return is_op("negative")(inner), lambda found: found[inner][0]
+        return is_op("negative")(inner), lambda result: result[inner][0]
 
     rule = RewriteRule("negative(x) = x", "negative", write)
     other = InferType()(ekiden.IRModule.from_expr(relay.exp(x)))["main"].body
@@ -324,8 +324,8 @@ def test_rules_work_into_each_other() -> None:
 def test_a_long_chain() -> None:
     body = "%x"
     text = "\n".join(f"%{i} = add({f'%{i - 1}' if i else body}, 1f);" for i in range(2000))
-    made = SimplifyExpr()(program(_main(text + "%1999")))
-    assert calls(made) == ["add"]
+    transformed = SimplifyExpr()(program(_main(text + "%1999")))
+    assert calls(transformed) == ["add"]
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0, 1.0])

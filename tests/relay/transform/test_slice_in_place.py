@@ -115,9 +115,9 @@ def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -
     for n in (1, 7, 32, *(() if "updated" in name else (0,))):  # no row to update
         x = rng.standard_normal((3, n, 16)).astype(np.float32)
         expected = Interpreter(module).evaluate("main", x, w)
-        found = exe(x, w)
+        actual = exe(x, w)
         several = isinstance(expected, tuple)
-        for a, b in zip(*((v if several else (v,)) for v in (found, expected)), strict=True):
+        for a, b in zip(*((v if several else (v,)) for v in (actual, expected)), strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-5, atol=1e-5)
     if executor == "vm":
         copies = [k for k in exe.disassemble().splitlines() if k.startswith("PackedFunc")]
@@ -169,8 +169,8 @@ def test_a_small_piece_does_not_keep_the_table() -> None:
       let %c = {tanh}(%t);
       (%b, %c)
     }}"""
-    made = astext(SliceInPlace()(ManifestAlloc()(program(text))), show_meta_data=False)
-    assert "strided_slice" not in made
+    result = astext(SliceInPlace()(ManifestAlloc()(program(text))), show_meta_data=False)
+    assert "strided_slice" not in result
 
 
 def test_along_a_later_axis_behind_axes_of_one_element() -> None:

@@ -67,10 +67,10 @@ def test_bias_add_becomes_an_addition() -> None:
 def test_each_user_of_a_widening_cast_gets_its_own() -> None:
     text = """def @main(%x: Tensor[(2, 3), int8]) {
       %0 = cast(%x, dtype="int32"); (add(%0, 1), multiply(%0, 2)) }"""
-    made = CanonicalizeCast()(program(text))
-    verify(made)
-    assert calls(made).count("cast") == 2
-    assert_same_meaning(program(text), made, [np.ones((2, 3), np.int8)])
+    transformed = CanonicalizeCast()(program(text))
+    verify(transformed)
+    assert calls(transformed).count("cast") == 2
+    assert_same_meaning(program(text), transformed, [np.ones((2, 3), np.int8)])
     text = f"""def @main({X}) {{ %0 = cast(%x, dtype="float16");
                (exp(%0), tanh(%0)) }}"""
     assert calls(CanonicalizeCast()(program(text))).count("cast") == 1
@@ -164,9 +164,9 @@ def test_fast_forms_are_used_at_level_4() -> None:
     text = f"def @main({X}) {{ nn.softmax(tanh(exp(%x))) }}"
     assert calls(Sequential([FastMath()])(program(text))) == ["exp", "tanh", "nn.softmax"]
     with PassContext(opt_level=4):
-        made = Sequential([FastMath()])(program(text))
-    assert calls(made) == ["fast_exp", "fast_tanh", "nn.fast_softmax"]
-    assert_same_meaning(program(text), made, random((2, 3)), rtol=1e-3)
+        transformed = Sequential([FastMath()])(program(text))
+    assert calls(transformed) == ["fast_exp", "fast_tanh", "nn.fast_softmax"]
+    assert_same_meaning(program(text), transformed, random((2, 3)), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_legalisation_is_a_table_of_the_user() -> None:
 
     try:
         text = f"def @main({X}, %n: int32) {{ (floor_mod(%x, 2f), floor_mod(%n, 2)) }}"
-        made = Legalize("test")(program(text))
-        assert calls(made) == ["divide", "floor", "multiply", "subtract", "floor_mod"]
-        assert_same_meaning(program(text), made, [*random((2, 3)), np.int32(3)])
+        transformed = Legalize("test")(program(text))
+        assert calls(transformed) == ["divide", "floor", "multiply", "subtract", "floor_mod"]
+        assert_same_meaning(program(text), transformed, [*random((2, 3)), np.int32(3)])
         assert Legalize("no such table")(program(text)) is not None
     finally:
         del OP_ATTRS["test"]
@@ -246,11 +246,11 @@ def test_shared_branch_values_are_bound_outside() -> None:
 )
 def test_basic_block_normal_form_keeps_the_meaning(body: str) -> None:
     text = f"def @main({X}, %c: bool) {{ {body} }}"
-    made = ToBasicBlockNormalForm()(program(text))
-    verify(made)
-    assert check_basic_block_normal_form(main_of(made))
+    transformed = ToBasicBlockNormalForm()(program(text))
+    verify(transformed)
+    assert check_basic_block_normal_form(main_of(transformed))
     for flag in (True, False):
-        assert_same_meaning(program(text), made, [*random((2, 3)), np.bool_(flag)])
+        assert_same_meaning(program(text), transformed, [*random((2, 3)), np.bool_(flag)])
 
 
 # Combined operators.
@@ -262,21 +262,21 @@ DENSE = f"""def @main({X}, %u: Tensor[(4, 3), float32], %v: Tensor[(4, 3), float
 
 def test_dense_side_by_side_is_one_batch() -> None:
     with PassContext(opt_level=4):
-        made = CombineParallelDense()(program(DENSE))
-    verify(made)
-    assert "nn.dense" not in calls(made) and calls(made).count("nn.batch_matmul") == 1
-    assert_same_meaning(program(DENSE), made, random((2, 3), (4, 3), (4, 3), (4, 3)))
+        transformed = CombineParallelDense()(program(DENSE))
+    verify(transformed)
+    assert "nn.dense" not in calls(transformed) and calls(transformed).count("nn.batch_matmul") == 1
+    assert_same_meaning(program(DENSE), transformed, random((2, 3), (4, 3), (4, 3), (4, 3)))
 
 
 def test_dense_side_by_side_is_one_wide_product() -> None:
     text = DENSE.replace("%v: Tensor[(4", "%v: Tensor[(5")
     with PassContext(opt_level=4):
-        made = CombineParallelDense(to_batch=False)(program(text))
+        transformed = CombineParallelDense(to_batch=False)(program(text))
         assert calls(CombineParallelDense()(program(text))).count("nn.dense") == 3
         assert calls(CombineParallelDense(4, to_batch=False)(program(text))).count("nn.dense") == 3
-    verify(made)
-    assert calls(made).count("nn.dense") == 1
-    assert_same_meaning(program(text), made, random((2, 3), (4, 3), (5, 3), (4, 3)))
+    verify(transformed)
+    assert calls(transformed).count("nn.dense") == 1
+    assert_same_meaning(program(text), transformed, random((2, 3), (4, 3), (5, 3), (4, 3)))
 
 
 @pytest.mark.parametrize("to_batch", [True, False])
@@ -285,8 +285,8 @@ def test_weights_of_other_types_are_not_side_by_side(to_batch: bool) -> None:
     text = f"""def @main(%x: Tensor[(2, 3), uint8], {params}) {{
       (nn.dense(%x, %w0, out_dtype="int32"), nn.dense(%x, %w1, out_dtype="int32")) }}"""
     with PassContext(opt_level=4):
-        made = CombineParallelDense(2, to_batch)(program(text))
-    assert calls(made) == ["nn.dense", "nn.dense"]
+        transformed = CombineParallelDense(2, to_batch)(program(text))
+    assert calls(transformed) == ["nn.dense", "nn.dense"]
 
 
 def test_convolutions_side_by_side() -> None:
@@ -295,11 +295,11 @@ def test_convolutions_side_by_side() -> None:
       (nn.conv2d(%x, %u, padding=[1, 1, 1, 1]),
        nn.relu(nn.conv2d(%x, %v, padding=[1, 1, 1, 1], channels=3)), nn.conv2d(%x, %w)) }}"""
     with PassContext(opt_level=4):
-        made = CombineParallelConv2D(2)(program(text))
-    verify(made)
-    assert calls(made).count("nn.conv2d") == 2  # the 1 x 1 stays alone
+        transformed = CombineParallelConv2D(2)(program(text))
+    verify(transformed)
+    assert calls(transformed).count("nn.conv2d") == 2  # the 1 x 1 stays alone
     args = random((1, 4, 6, 6), (2, 4, 3, 3), (3, 4, 3, 3), (2, 4, 1, 1))
-    assert_same_meaning(program(text), made, args)
+    assert_same_meaning(program(text), transformed, args)
 
 
 def test_convolutions_whose_results_lie_otherwise_stay_apart() -> None:
@@ -307,9 +307,9 @@ def test_convolutions_whose_results_lie_otherwise_stay_apart() -> None:
                         %v: Tensor[(3, 4, 3, 3), float32]) {
       (nn.conv2d(%x, %u, out_layout="NHWC"), nn.conv2d(%x, %v, out_layout="NHWC")) }"""
     with PassContext(opt_level=4):
-        made = InferType()(CombineParallelConv2D(2)(program(text)))
+        transformed = InferType()(CombineParallelConv2D(2)(program(text)))
     args = random((1, 4, 6, 6), (2, 4, 3, 3), (3, 4, 3, 3))
-    assert_same_meaning(program(text), made, args)
+    assert_same_meaning(program(text), transformed, args)
 
 
 @pytest.mark.parametrize("flag, shapes", [("True", [(2, 5, 3), (2, 4, 3)]),
@@ -320,18 +320,18 @@ def test_batch_matmul_side_by_side(flag: str, shapes: list[tuple[int, ...]]) -> 
       (nn.batch_matmul(%x, %w0, transpose_b={flag}), nn.batch_matmul(%x, %w1, transpose_b={flag}))
     }}"""
     with PassContext(opt_level=4):
-        made = CombineParallelBatchMatmul(2)(program(text))
-    verify(made)
-    assert calls(made).count("nn.batch_matmul") == 1
-    assert_same_meaning(program(text), made, random((2, 4, 3), *shapes))
+        transformed = CombineParallelBatchMatmul(2)(program(text))
+    verify(transformed)
+    assert calls(transformed).count("nn.batch_matmul") == 1
+    assert_same_meaning(program(text), transformed, random((2, 4, 3), *shapes))
 
 
 def test_what_depends_on_another_is_not_combined() -> None:
     text = f"""def @main({X}, %w: Tensor[(3, 3), float32]) {{
       %0 = nn.dense(%x, %w); %1 = nn.dense(%x, transpose(nn.dense(%w, %w))); add(%0, %1) }}"""
     with PassContext(opt_level=4):
-        made = BatchingOps()(program(text))
-    assert structural_equal(made, program(text))
+        transformed = BatchingOps()(program(text))
+    assert structural_equal(transformed, program(text))
 
 
 # Mixed precision.
@@ -366,34 +366,38 @@ def test_mixed_precision_leaves_other_products(data: str, weight: str, result: s
 def test_mixed_precision_stays_close() -> None:
     module = program(NETWORK)
     args = random((2, 3), (4, 3), (4,))
-    made = ToMixedPrecision()(module)
-    for exact, got in zip(evaluate(module, args), evaluate(made, args), strict=True):
-        np.testing.assert_allclose(got.astype(np.float32), exact, rtol=1e-2, atol=1e-2)
-    assert evaluate(made, args)[1].dtype == np.float16
+    transformed = ToMixedPrecision()(module)
+    for exact, result in zip(evaluate(module, args), evaluate(transformed, args), strict=True):
+        np.testing.assert_allclose(result.astype(np.float32), exact, rtol=1e-2, atol=1e-2)
+    assert evaluate(transformed, args)[1].dtype == np.float16
 
 
 def test_results_keep_their_type_where_asked_for() -> None:
     with PassContext(config={"relay.ToMixedPrecision.keep_orig_output_dtype": True}):
-        made = ToMixedPrecision()(program(NETWORK))
-    assert [a.dtype for a in evaluate(made, random((2, 3), (4, 3), (4,)))] == [np.float32] * 2
+        transformed = ToMixedPrecision()(program(NETWORK))
+    assert [a.dtype for a in evaluate(transformed, random((2, 3), (4, 3), (4,)))] == [
+        np.float32
+    ] * 2
 
 
 def test_branches_keep_their_types() -> None:
     text = f"""def @main({X}, %w: Tensor[(3, 3), float32]) {{
       %0 = nn.dense(%x, %w);
       if (greater(sum(%0), 0f)) {{ (%0, exp(%0)) }} else {{ (exp(%0), %0) }} }}"""
-    made = ToMixedPrecision()(program(text))
-    verify(made)
+    transformed = ToMixedPrecision()(program(text))
+    verify(transformed)
     args = random((2, 3), (3, 3))
-    for exact, got in zip(evaluate(program(text), args), evaluate(made, args), strict=True):
-        np.testing.assert_allclose(got, exact, rtol=2e-2, atol=1e-2)
+    for exact, result in zip(
+        evaluate(program(text), args), evaluate(transformed, args), strict=True
+    ):
+        np.testing.assert_allclose(result, exact, rtol=2e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("mode, expected", [(0, "float16"), (1, "float32")])
 def test_mixed_precision_operators_without_a_category(mode: int, expected: str) -> None:
     text = f"def @main({X}) {{ cos(%x) }}"
-    made = InferType()(ToMixedPrecision("float16", mode)(program(text)))
-    assert evaluate(made, random((2, 3)))[0].dtype == expected
+    transformed = InferType()(ToMixedPrecision("float16", mode)(program(text)))
+    assert evaluate(transformed, random((2, 3)))[0].dtype == expected
     with pytest.raises(PassError, match="operator 'cos' has no colour"):
         ToMixedPrecision("float16", 2)(program(text))
 
@@ -404,15 +408,15 @@ def test_products_in_the_smaller_type_round_their_sums_once() -> None:
     x, w = np.full((1, 4096), 0.1, np.float16), np.full((2, 4096), 0.1, np.float16)
     exact = 4096 * float(np.float16(0.1)) ** 2
     for kind in ("debug", "vm"):
-        got = relay.create_executor(kind, program(text)).evaluate()(x, w)
-        np.testing.assert_array_equal(got.numpy(), np.full((1, 2), exact, np.float16))
+        result = relay.create_executor(kind, program(text)).evaluate()(x, w)
+        np.testing.assert_array_equal(result.numpy(), np.full((1, 2), exact, np.float16))
 
 
 @pytest.mark.parametrize("small, is_cast", [("float16", False), ("bfloat16", True)])
 def test_bounds_that_the_smaller_type_lacks_stay(small: str, is_cast: bool) -> None:
     text = f"def @main({X}) {{ clip(%x, a_min=-128000f, a_max=128000f) }}"
-    made = InferType()(ToMixedPrecision(small)(program(text)))
-    assert main_of(made).ret_type == TensorType((2, 3), small if is_cast else "float32")
+    transformed = InferType()(ToMixedPrecision(small)(program(text)))
+    assert main_of(transformed).ret_type == TensorType((2, 3), small if is_cast else "float32")
 
 
 def test_variables_of_a_let_have_the_type_of_their_value() -> None:
@@ -420,13 +424,15 @@ def test_variables_of_a_let_have_the_type_of_their_value() -> None:
       let %a = nn.dense(%x, %w);
       let %b = (nn.relu(%a), exp(%a));
       add(%b.0, %b.1) }}"""
-    made = ToMixedPrecision()(program(text))
-    verify(made)
-    let = main_of(made).body
+    transformed = ToMixedPrecision()(program(text))
+    verify(transformed)
+    let = main_of(transformed).body
     assert isinstance(let, Let) and let.var.type_annotation == TensorType((2, 3), "float16")
     args = random((2, 3), (3, 3))
-    for exact, got in zip(evaluate(program(text), args), evaluate(made, args), strict=True):
-        np.testing.assert_allclose(got, exact, rtol=2e-2, atol=1e-2)
+    for exact, result in zip(
+        evaluate(program(text), args), evaluate(transformed, args), strict=True
+    ):
+        np.testing.assert_allclose(result, exact, rtol=2e-2, atol=1e-2)
 
 
 def test_user_mixed_precision_rule_decides() -> None:
@@ -446,9 +452,9 @@ def test_integers_are_left_alone() -> None:
 
 def test_mixed_precision_keeps_lets() -> None:
     text = f"def @main({X}) {{ let %a = exp(%x); add(%a, %x) }}"
-    made = ToMixedPrecision()(program(text))
-    assert isinstance(main_of(made).body, Let)
-    assert_same_meaning(program(text), made, random((2, 3)))
+    transformed = ToMixedPrecision()(program(text))
+    assert isinstance(main_of(transformed).body, Let)
+    assert_same_meaning(program(text), transformed, random((2, 3)))
 
 
 BIASED = {
@@ -474,23 +480,23 @@ def test_common_epilogue_is_applied_once(kind: str, biases: str) -> None:
         "rows": [(data[-2], 1), (data[-2], 1)],
         "mixed": [(1,), wide[1] if kind != "conv2d" else (5, 1, 1)],
     }[biases]
-    given = [*weights, *shapes]
-    params = ", ".join(f"%p{i}: Tensor[{shape}, float32]" for i, shape in enumerate(given))
+    inputs = [*weights, *shapes]
+    params = ", ".join(f"%p{i}: Tensor[{shape}, float32]" for i, shape in enumerate(inputs))
     text = f"""def @main(%x: Tensor[{data}, float32], {params}) {{
       (nn.relu(add(%p2, {name}(%x, %p0))), exp(nn.relu(add(%p3, {name}(%x, %p1))))) }}"""
     with PassContext(opt_level=4):
-        made = combine(program(text))
-    verify(made)
+        result = combine(program(text))
+    verify(result)
     fits = biases == "each" or (kind in ("wide", "equal", "batch") and biases != "mixed")
-    assert calls(made).count("nn.relu") == (1 if fits or kind in ("wide", "equal") else 2)
-    assert_same_meaning(program(text), made, random(data, *given))
+    assert calls(result).count("nn.relu") == (1 if fits or kind in ("wide", "equal") else 2)
+    assert_same_meaning(program(text), result, random(data, *inputs))
 
 
 def test_a_bias_of_a_later_value_stays_behind() -> None:
     text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(4, 3), float32]) {{
       %0 = nn.dense(%x, %v); (exp(%0), add(nn.dense(%x, %w), exp(%0))) }}"""
-    made = CombineParallelDense(2, to_batch=False)(program(text))
-    assert_same_meaning(program(text), made, random((2, 3), (4, 3), (4, 3)))
+    transformed = CombineParallelDense(2, to_batch=False)(program(text))
+    assert_same_meaning(program(text), transformed, random((2, 3), (4, 3), (4, 3)))
 
 
 def test_an_axis_in_attributes_is_not_taken_for_another() -> None:
@@ -499,13 +505,13 @@ def test_an_axis_in_attributes_is_not_taken_for_another() -> None:
                         %w: Tensor[(3, 3), float32], %b: Tensor[(3), float32]) {
       (nn.bias_add(nn.dense(%x, %v), %b, axis=0), nn.bias_add(nn.dense(%x, %w), %b, axis=0)) }"""
     for to_batch in (False, True):
-        made = CombineParallelDense(2, to_batch)(program(text))
-        assert_same_meaning(program(text), made, random((3, 3), (3, 3), (3, 3), (3,)))
+        transformed = CombineParallelDense(2, to_batch)(program(text))
+        assert_same_meaning(program(text), transformed, random((3, 3), (3, 3), (3, 3), (3,)))
 
 
 def test_parts_of_what_was_combined_are_cut_in_the_form_of_tvm() -> None:
     text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(5, 3), float32]) {{
       (nn.dense(%x, %v), nn.dense(%x, %w)) }}"""
     parts = main_of(CombineParallelDense(2, to_batch=False)(program(text))).body.fields
-    found = [(p.attrs.begin, p.attrs.end, p.attrs.slice_mode, p.attrs.axes) for p in parts]
-    assert found == [((0, 0), (-1, 4), "size", None), ((0, 4), (-1, 5), "size", None)]
+    result = [(p.attrs.begin, p.attrs.end, p.attrs.slice_mode, p.attrs.axes) for p in parts]
+    assert result == [((0, 0), (-1, 4), "size", None), ((0, 4), (-1, 5), "size", None)]

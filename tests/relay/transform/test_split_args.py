@@ -29,15 +29,15 @@ def test_no_join_has_more_inputs(most: int, joins: int) -> None:
     assert counts["concatenate"] <= joins
     assert counts["annotation.stop_fusion"] == counts["concatenate"] - 1
     data = [np.full((2, i + 1), i - 3, "float32") for i in range(8)]
-    found = np.asarray(Interpreter(module).evaluate("main", *data))
-    np.testing.assert_array_equal(found, np.maximum(np.concatenate(data, -1), 0))
+    result = np.asarray(Interpreter(module).evaluate("main", *data))
+    np.testing.assert_array_equal(result, np.maximum(np.concatenate(data, -1), 0))
 
 
 def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
     parts = [relay.var(f"x{i}", shape=(2, 4)) for i in range(2000)]
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=1)))
-    made = optimize_module(module, Target.host())
-    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    result = optimize_module(module, Target.host())
+    calls = [e for e in post_order(result["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)}
     assert len(kernels) == 32  # each writes its part of the result in place
@@ -50,8 +50,10 @@ def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
     rows = [relay.var("i", shape=(n,), dtype="int64") for n in sizes]
     parts = [relay.take(x, i, axis=0) for x, i in zip(data, rows, strict=True)]
     body = relay.concatenate(parts, axis=0)
-    made = optimize_module(IRModule.from_expr(relay.Function([*data, *rows], body)), Target.host())
-    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    result = optimize_module(
+        IRModule.from_expr(relay.Function([*data, *rows], body)), Target.host()
+    )
+    calls = [e for e in post_order(result["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     read = [len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)]
     assert max(read) == MAX_CONCAT_INPUTS  # as much with it as there may be
@@ -67,11 +69,11 @@ def test_no_split_has_more_parts(most: int, splits: int, cuts: int | tuple[int, 
     module = relay.transform.SplitArgs(most)(relay.transform.InferType()(module))
     assert count_ops(module["main"])["split"] <= splits
     data = np.arange(32, dtype="float32").reshape(2, 16)
-    found = Interpreter(module).evaluate("main", data)
-    wanted = np.split(data, cuts, axis=1)
-    assert isinstance(found, tuple)
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(np.asarray(ours), theirs)
+    actual = Interpreter(module).evaluate("main", data)
+    expected = np.split(data, cuts, axis=1)
+    assert isinstance(actual, tuple)
+    for result, reference in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(result), reference)
 
 
 def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
@@ -79,8 +81,8 @@ def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
     x = relay.var("x", shape=(n, 2000))
     parts = relay.split(x, 1000, axis=1)
     body = relay.Tuple([relay.TupleGetItem(parts, k) for k in range(1000)])
-    made = optimize_module(IRModule.from_expr(relay.Function([x], body)), Target.host())
-    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    result = optimize_module(IRModule.from_expr(relay.Function([x], body)), Target.host())
+    calls = [e for e in post_order(result["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[2].fields) for c in kernels if isinstance(c.args[2], Tuple)}
     assert len(kernels) <= 17 and max(sizes) <= MAX_CONCAT_INPUTS

@@ -50,13 +50,13 @@ def replaceable(function: Function) -> tuple[int, ...]:
 
 def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -> KernelInfoMap:
     """Something for each kernel: of some, inputs of the result's type may be replaced."""
-    found = {}
+    result = {}
     for n, call in enumerate(calls_of(module)):
         function = call.args[0]
         assert isinstance(function, Function)
         inputs = replaceable(function) if which[n % len(which)] else ()
-        found[function] = KernelMemoryInfo(workspaces[n % len(workspaces)], inputs)
-    return found
+        result[function] = KernelMemoryInfo(workspaces[n % len(workspaces)], inputs)
+    return result
 
 
 @settings(max_examples=80, deadline=None)
@@ -187,6 +187,6 @@ def test_results_are_those_of_the_interpreter(executor: str, shape: str, channel
     main = bind_params_by_name(main_of(module), {"w": w})
     bound = IRModule.from_expr(main)
     expected = relay.create_executor("debug", bound).evaluate()(x)
-    got = ekiden.compile(bound, executor=executor)(x)
-    for one, other in zip(got, expected, strict=True):
+    actual = ekiden.compile(bound, executor=executor)(x)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-4, atol=2e-4)

@@ -18,8 +18,8 @@ def array(*shape: int) -> np.ndarray:
 
 def summed(body: str, **weights: np.ndarray) -> list[str]:
     """The calls that are left of a body over `%x`, which means what it did."""
-    given = "".join(f", %{n}: Tensor[{w.shape}, float32]" for n, w in weights.items())
-    text = f"def @main(%x: Tensor[(2, 4, 7, 6), float32]{given}) {{ {body} }}"
+    argument = "".join(f", %{n}: Tensor[{w.shape}, float32]" for n, w in weights.items())
+    text = f"def @main(%x: Tensor[(2, 4, 7, 6), float32]{argument}) {{ {body} }}"
     before = program(text, **weights)
     after = SumConvolutions()(before)
     verify(after)

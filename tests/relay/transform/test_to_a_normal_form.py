@@ -126,10 +126,10 @@ def test_a_let_that_is_shared_is_the_body_of_one_further_in() -> None:
     shared = Let(b, op.exp(x), b)
     branch = If(c, Let(a, op.negative(x), shared), x)
     module = IRModule.from_expr(Function((x, c), op.add(shared, branch), None))
-    made = ToANormalForm()(module)
-    verify(made)
+    transformed = ToANormalForm()(module)
+    verify(transformed)
     values = np.ones(2, np.float32), np.asarray(True)
-    assert_same_meaning(module, made, values)
-    lets = [e for e in post_order(made["main"], into_functions=True) if isinstance(e, Let)]
+    assert_same_meaning(module, transformed, values)
+    lets = [e for e in post_order(transformed["main"], into_functions=True) if isinstance(e, Let)]
     assert not any(isinstance(e.value, Let) for e in lets)
     assert not any(isinstance(p, Let) for e in lets for p in operands(e.value))

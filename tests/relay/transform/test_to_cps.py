@@ -61,17 +61,17 @@ def calls_of_functions_come_last(module: IRModule) -> None:
 )
 def test_cps_programs_keep_their_meaning(text: str, args: tuple[object, ...]) -> None:
     before = InferType()(program(text))
-    made = ToCPS()(program(text))
-    verify(made)
-    calls_of_functions_come_last(made)
-    direct = UnCPS()(made)
+    transformed = ToCPS()(program(text))
+    verify(transformed)
+    calls_of_functions_come_last(transformed)
+    direct = UnCPS()(transformed)
     verify(direct)
     assert direct["main"].checked_type == before["main"].checked_type
-    wanted = Interpreter(before).evaluate("main", *args)
-    got = Interpreter(direct).evaluate("main", *args)
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
-    kept = Interpreter(UnCPS()(relay.parse(made.astext()))).evaluate("main", *args)
-    np.testing.assert_array_equal(np.asarray(kept), np.asarray(wanted))
+    expected = Interpreter(before).evaluate("main", *args)
+    actual = Interpreter(direct).evaluate("main", *args)
+    np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))
+    kept = Interpreter(UnCPS()(relay.parse(transformed.astext()))).evaluate("main", *args)
+    np.testing.assert_array_equal(np.asarray(kept), np.asarray(expected))
 
 
 @pytest.mark.slow
@@ -85,15 +85,15 @@ def test_one_function_and_what_it_calls() -> None:
     double = Function([x], x + x)
     module["main"] = Function([i], iterate(double, make_nat_expr(prelude, 3))(i))
     module = InferType()(module)
-    made = to_cps(module["main"], mod=module)
+    output = to_cps(module["main"], mod=module)
     names = {name.name_hint for name in module.functions}
     assert {"nat_iterate_cps", "compose_cps", "nat_iterate"} <= names and "map_cps" not in names
-    module["main"] = made
+    module["main"] = output
     module = InferType()(module)
     module["main"] = un_cps(module["main"])
     data = np.arange(6, dtype="float32").reshape(2, 3)
-    found = relay.create_executor(mod=module).evaluate()(data)
-    np.testing.assert_array_equal(found.numpy(), 8 * data)
+    result = relay.create_executor(mod=module).evaluate()(data)
+    np.testing.assert_array_equal(result.numpy(), 8 * data)
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_polymorphic_functions_and_long_chains() -> None:
     t = relay.TypeVar("t")
     x, f = relay.var("x", t), relay.var("f", FuncType([t], t))
     double = InferType()(IRModule.from_expr(Function([f, x], f(f(x)), t, [t])))["main"]
-    made = InferType()(IRModule.from_expr(to_cps(double)))["main"]
-    assert len(made.type_params) == 2 and len(made.params) == 3
+    result = InferType()(IRModule.from_expr(to_cps(double)))["main"]
+    assert len(result.type_params) == 2 and len(result.params) == 3
     y = relay.var("y", "float32")
     body: relay.Expr = y
     for _ in range(3000):

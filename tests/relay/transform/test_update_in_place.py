@@ -106,16 +106,16 @@ def module_of(text: str) -> relay.IRModule:
 
 
 def leaves(value: object) -> list[np.ndarray]:
-    found: list[np.ndarray] = []
+    result: list[np.ndarray] = []
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        fields = getattr(each, "fields", each if isinstance(each, tuple) else None)
+        item = waiting.pop()
+        fields = getattr(item, "fields", item if isinstance(item, tuple) else None)
         if fields is None:
-            found.append(np.asarray(each.numpy() if hasattr(each, "numpy") else each))
+            result.append(np.asarray(item.numpy() if hasattr(item, "numpy") else item))
         else:
             waiting.extend(fields)
-    return found
+    return result
 
 
 @share(4)
@@ -127,14 +127,14 @@ def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -
     rng = np.random.default_rng(0)
     table = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
     row = rng.standard_normal((1, WIDTH)).astype(np.float32)
-    kept = table.copy()
+    snapshot = table.copy()
     for n in (0, 1, 3, 7):
         expected = leaves(Interpreter(module).evaluate("main", np.int64(n), table, row))
         for _ in range(2):
-            found = leaves(exe(np.int64(n), table, row))
-            for a, b in zip(found, expected, strict=True):
+            actual = leaves(exe(np.int64(n), table, row))
+            for a, b in zip(actual, expected, strict=True):
                 np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(table, kept)
+        np.testing.assert_array_equal(table, snapshot)
 
 
 def test_a_loop_copies_its_table_once() -> None:
@@ -173,10 +173,10 @@ def @main(%t: {square}, %u: {row}, %w: {square}) {{
 """)
     rng = np.random.default_rng(0)
     shapes = (16, 16), (1, 16), (16, 16)
-    given = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
-    (expected,) = leaves(Interpreter(module).evaluate("main", *given))
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    (expected,) = leaves(Interpreter(module).evaluate("main", *inputs))
     exe = ekiden.compile(module, executor=executor)
-    np.testing.assert_allclose(np.asarray(exe(*given)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(exe(*inputs)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_chain_of_updates_of_what_a_reference_holds_copies_nothing() -> None:
@@ -203,12 +203,12 @@ def @main(%x: int64) -> int64 { %x }
     table.numpy()[:] = 1
     state = runtime.Ref(table)
     del table
-    given = np.array([[5]]), np.full((1, WIDTH), 2, np.float32)
-    machine.invoke("put", state, *given)
+    inputs = np.array([[5]]), np.full((1, WIDTH), 2, np.float32)
+    machine.invoke("put", state, *inputs)
     runtime.trim_pools()
     before = runtime.memory_stats().in_use
     runtime.reset_peak_memory()
-    machine.invoke("put", state, *given)
+    machine.invoke("put", state, *inputs)
     assert runtime.memory_stats().peak - before < 0.1 * 4 * rows * WIDTH
-    found = state.value.numpy()
-    np.testing.assert_array_equal(found[4:7], [[1] * 3, [33] * 3, [1] * 3])
+    result = state.value.numpy()
+    np.testing.assert_array_equal(result[4:7], [[1] * 3, [33] * 3, [1] * 3])
