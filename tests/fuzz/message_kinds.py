@@ -92,7 +92,7 @@ def _grpc() -> tuple[Any, Loader]:
     )
     many = {**row, "shape": [1, 9000], "contents": {"fp32_contents": [1.0] * 9000}}
     long = create_message("ModelInferRequest", model_name="m", inputs=[many])
-    corpus = [bytes(each.SerializeToString()) for each in (inside, raw, long)]
+    corpus = [bytes(item.SerializeToString()) for item in (inside, raw, long)]
 
     def make(rng: Random) -> bytes:
         return mutate_bytes(rng.choice(corpus), rng, corpus[:2])
@@ -127,11 +127,11 @@ def _hello() -> tuple[Any, Loader]:
         return mutate_bytes(rng.choice(corpus), rng, corpus)
 
     def load(case: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.sendall(case[: 1 << 16])
-            theirs.shutdown(socket.SHUT_WR)
-            receive_hello(ours, 20)
+        result, reference = socket.socketpair()
+        with result, reference:
+            reference.sendall(case[: 1 << 16])
+            reference.shutdown(socket.SHUT_WR)
+            receive_hello(result, 20)
 
     return make, load
 
@@ -209,11 +209,11 @@ def _tls() -> tuple[Any, Loader]:
         )
 
     def load(case: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.sendall(case)
-            theirs.shutdown(socket.SHUT_WR)
-            wrap_server_socket(ours, key).close()
+        result, reference = socket.socketpair()
+        with reference:
+            reference.sendall(case)
+            reference.shutdown(socket.SHUT_WR)
+            wrap_server_socket(result, key).close()
 
     return make, load
 

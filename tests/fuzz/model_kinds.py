@@ -53,11 +53,11 @@ def loader(
 
 def _run(program: Any) -> None:  # noqa: ANN401
     inputs = []
-    for each in program.inputs:
-        shape = [d if isinstance(d, int) else 2 for d in each.shape]
+    for item in program.inputs:
+        shape = [d if isinstance(d, int) else 2 for d in item.shape]
         if np.prod(shape, dtype=object) > LARGEST:
             return
-        inputs.append(np.ones(shape, each.dtype))
+        inputs.append(np.ones(shape, item.dtype))
     for out in program.outputs:
         if np.prod([d if isinstance(d, int) else 2 for d in out.shape], dtype=object) > LARGEST:
             return
@@ -185,11 +185,11 @@ def _onnx_model(node: tuple[str, tuple[Any, ...], dict[str, Any]], rng: Random) 
     weights = [numpy_helper.from_array(_constant(a, name), f"i{at}") for at, a in arrays.items()]
     count = attributes.get("num_outputs", 2 if name == "Split" else 1)
     outputs = [f"o{n}" for n in range(count if isinstance(count, int) and 0 < count < 5 else 3)]
-    made = helper.make_node(name, names, outputs, **attributes)
+    output = helper.make_node(name, names, outputs, **attributes)
     results = [helper.make_tensor_value_info(o, 0, None) for o in outputs]
     for result in results:
         result.ClearField("type")
-    graph = helper.make_graph([made], "g", infos, results, weights)
+    graph = helper.make_graph([output], "g", infos, results, weights)
     version = rng.choice((VERSIONS.get(name, 23), VERSIONS.get(name, 23), 13))
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10
@@ -269,16 +269,16 @@ def _check_inferred(data: bytes, module: IRModule) -> None:
         shape = info.type.tensor_type.shape if info.type.tensor_type.HasField("shape") else None
         if not isinstance(kind, TensorType) or shape is None:
             continue
-        theirs = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
-        ours = [number_of(d) for d in kind.shape]
+        reference = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
+        result = [number_of(d) for d in kind.shape]
         # its integers wrap where ours refuse; below there both are exact
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if None not in (a, b)]
+        pairs = [(a, b) for a, b in zip(result, reference, strict=False) if None not in (a, b)]
         # it divides towards 0, and so has a window for an axis that is too short for any
         pairs = [pair for pair in pairs if not (has_windows and pair == (0, 1))]
         differ = any(a != b for a, b in pairs if max(a, b) < 1 << 31)
-        if len(ours) != len(theirs) or differ:
+        if len(result) != len(reference) or differ:
             operators = ", ".join(node.op_type for node in model.graph.node)
-            text = f"the shape of {info.name!r} is {ours}, and by ONNX {theirs}"
+            text = f"the shape of {info.name!r} is {result}, and by ONNX {reference}"
             raise WrongResultError(operators, text)
 
 

@@ -134,7 +134,7 @@ def _elements(kind: Type, sizes: Mapping[Var, int]) -> int:
     a sample say a small one.
     """
     kinds = kind.fields if isinstance(kind, TupleType) else [kind]
-    shapes = [each.shape for each in kinds if isinstance(each, TensorType)]
+    shapes = [item.shape for item in kinds if isinstance(item, TensorType)]
     elements = (
         math.prod(1 if (n := _extent(dim, sizes)) is None else n for dim in shape)
         for shape in shapes
@@ -183,9 +183,9 @@ def _relay() -> tuple[Any, Loader]:
             self,
             variant: Any,  # noqa: ANN401
             arrays: Sequence[Array],
-            wanted: object,
+            expected: object,
             refusal: Exception | None,
-            found: object,
+            actual: object,
             error: Exception | None,
         ) -> tuple[str, str] | None:
             """Return what is wrong with a run; of two wrong sizes either may be told of."""
@@ -197,7 +197,7 @@ def _relay() -> tuple[Any, Loader]:
             if isinstance(refusal, OverflowError):
                 refusal = ValueError(str(refusal))
             message: tuple[str, str] | None = super().compare(
-                variant, arrays, wanted, refusal, found, error
+                variant, arrays, expected, refusal, actual, error
             )
             return message
 

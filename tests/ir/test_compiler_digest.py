@@ -53,13 +53,13 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
 
 def test_digest_covers_the_whole_package() -> None:
     """What passes, operators, kernels and their runtime are made of."""
-    found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in list_source_files(root)}
+    result = {f"/ekiden/{name}" for root in ekiden.__path__ for name in list_source_files(root)}
     ends = ("ir/op.py", "relay/transform/fusion/fuse_ops.py", "relay/type_infer.py",
             "topi/slice.py", "backend/vm/pipeline.py", "runtime/binding/layout.py",
             "relay/library/prelude.rly")  # fmt: skip
     for end in ends:
-        assert f"/ekiden/{end}" in found, end
-    assert any(name.endswith(".so") for name in found)
+        assert f"/ekiden/{end}" in result, end
+    assert any(name.endswith(".so") for name in result)
 
 
 def test_digest_ignores_non_sources(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
-        made = artifact_key.create_cache_request(b"a model", CompileOptions())
-        assert made is not None
-        return cache.compiler_folder(), made.digest()
+        result = artifact_key.create_cache_request(b"a model", CompileOptions())
+        assert result is not None
+        return cache.compiler_folder(), result.digest()
 
     before = keys()
     assert keys() == before

@@ -84,9 +84,9 @@ def test_a_function_pass_sees_each_relay_function_once() -> None:
 
     module = parse("def @main(%x: float32) { %x } def @other(%y: float32) { %y }")
     skipped = _main(module).with_fields(attrs={"SkipOptimization": 1})
-    made = look(module.with_function("main", skipped))
+    result = look(module.with_function("main", skipped))
     assert len(seen) == 1
-    assert made["main"] is skipped and "exp(%y)" in str(made["other"])
+    assert result["main"] is skipped and "exp(%y)" in str(result["other"])
 
 
 def test_a_pass_class_carries_its_own_arguments() -> None:
@@ -102,8 +102,8 @@ def test_a_pass_class_carries_its_own_arguments() -> None:
         ) -> Function:
             return function.with_fields(body=getattr(op, self.name)(function.body))
 
-    made = Apply("tanh")
-    assert made.info.name == "Apply" and "tanh(%x)" in str(made(MODULE))
+    result = Apply("tanh")
+    assert result.info.name == "Apply" and "tanh(%x)" in str(result(MODULE))
 
 
 def test_a_pass_class_needs_its_method() -> None:
@@ -238,10 +238,10 @@ def test_print_goes_to_standard_error_around_every_pass(
 
 
 def test_dump_writes_a_file_per_pass_that_changes_something(tmp_path: Path) -> None:
-    made = _run(exp, same, exp, instrument=DumpIR(tmp_path / "passes"))
+    result = _run(exp, same, exp, instrument=DumpIR(tmp_path / "passes"))
     files = sorted((tmp_path / "passes").glob("*.relay"))
     assert [f.name for f in files] == ["000-input.relay", "001-Exp.relay", "003-Exp.relay"]
-    assert structural_equal(parse(files[-1].read_text()), made)
+    assert structural_equal(parse(files[-1].read_text()), result)
     index = (tmp_path / "passes" / "index.txt").read_text()
     assert "002-Same: nothing changed" in index and "after Exp" in index
 

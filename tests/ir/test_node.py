@@ -51,8 +51,8 @@ def test_init_only_parameters_are_no_fields() -> None:
 
 def test_copies_and_pickles_have_the_same_fields() -> None:
     one = const(7, "int32")
-    for made in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-        assert isinstance(made, IntImm) and (made.value, made.dtype) == (7, "int32")
+    for result in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert isinstance(result, IntImm) and (result.value, result.dtype) == (7, "int32")
     changed = dataclasses.replace(one, value=8)  # type: ignore[type-var]
     assert isinstance(changed, IntImm) and (changed.value, changed.dtype) == (8, "int32")
 

@@ -75,9 +75,9 @@ def test_classes_make_the_node_that_they_name() -> None:
     """As TVM's do: no dtype, no folding, numbers beside expressions."""
     x, y = Var("x", "int32"), Var("y", "int64")
     for kind in (Add, Sub, Mul, Div, FloorDiv, FloorMod, Min, Max):
-        made = kind(x, 0)
-        assert type(made) is kind and made.a is x and made.dtype == "int32"
-        assert isinstance(made.b, IntImm) and made.b.dtype == "int32"
+        result = kind(x, 0)
+        assert type(result) is kind and result.a is x and result.dtype == "int32"
+        assert isinstance(result.b, IntImm) and result.b.dtype == "int32"
     for kind in (EQ, NE, LT, LE, GT, GE):
         assert kind(x, x).dtype == "bool"
     assert Select(LT(x, 1), x, 2).dtype == "int32"
@@ -100,15 +100,15 @@ def test_classes_make_the_node_that_they_name() -> None:
 def test_casts_of_constants_are_numbers_of_their_dtype(
     value: PrimExpr, dtype: str, expected: int
 ) -> None:
-    made = cast(value, dtype)
-    assert isinstance(made, IntImm) and (made.value, made.dtype) == (expected, dtype)
+    result = cast(value, dtype)
+    assert isinstance(result, IntImm) and (result.value, result.dtype) == (expected, dtype)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e10])
 def test_floats_without_an_integer_stay_casts(value: float) -> None:
-    made = cast(const(value), "int32")
-    assert isinstance(made, Cast)
-    assert isinstance(Analyzer().rewrite_simplify(made), Cast)
+    result = cast(const(value), "int32")
+    assert isinstance(result, Cast)
+    assert isinstance(Analyzer().rewrite_simplify(result), Cast)
 
 
 def test_floor_division_of_floats_by_one_rounds() -> None:

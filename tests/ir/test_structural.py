@@ -144,9 +144,9 @@ def test_free_type_variables_are_themselves() -> None:
     assert not structural_equal(relay.FuncType([A], A), relay.FuncType([B], B))
     x = relay.var("x", type_annotation=A)
     assert not structural_equal(x, relay.var("x", type_annotation=B), map_free_vars=False)
-    made = [relay.Constructor("C", (t, relay.GlobalTypeVar("L")(t)), relay.GlobalTypeVar("L"))
+    result = [relay.Constructor("C", (t, relay.GlobalTypeVar("L")(t)), relay.GlobalTypeVar("L"))
             for t in (A, B)]  # fmt: skip
-    assert structural_equal(*made)
+    assert structural_equal(*result)
 
 
 N = relay.SizeVar("n")
@@ -211,9 +211,9 @@ WHERE = [
 @pytest.mark.parametrize(("a", "b", "path", "what"), WHERE)
 def test_a_difference_is_named_by_its_path(a: str, b: str, path: str, what: str) -> None:
     left, right = parse_expr(a), parse_expr(b)
-    found = find_first_mismatch(left, right)
-    assert found is not None and found.path == path
-    assert str(found).startswith(f"{path}: {what}")
+    result = find_first_mismatch(left, right)
+    assert result is not None and result.path == path
+    assert str(result).startswith(f"{path}: {what}")
     assert get_first_structural_mismatch(left, left) is None
     with pytest.raises(ValueError, match=re.escape(f"the two differ at {path}: ")):
         assert_structural_equal(left, right)
@@ -230,8 +230,8 @@ def test_constant_difference_names_the_element() -> None:
 
 
 def test_arrays_without_elements_are_walked_past() -> None:
-    found = find_first_mismatch((np.zeros((0, 3)), 1), (np.zeros((0, 3)), 2))
-    assert found is not None and found.path == "[1]"
+    result = find_first_mismatch((np.zeros((0, 3)), 1), (np.zeros((0, 3)), 2))
+    assert result is not None and result.path == "[1]"
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
@@ -242,8 +242,8 @@ def test_every_difference_has_a_path(a: str, b: str) -> None:
 def test_modules_differ_by_their_functions() -> None:
     one = parse("def @main() { 1 } def @f() { 2 }")
     two = parse("def @main() { 1 } def @g() { 2 }")
-    found = find_first_mismatch(one, two)
-    assert found is not None and (found.path, found.lhs, found.rhs) == (
+    result = find_first_mismatch(one, two)
+    assert result is not None and (result.path, result.lhs, result.rhs) == (
         "functions.f",
         "there",
         "missing",
@@ -257,8 +257,8 @@ def test_the_path_through_a_long_program() -> None:
     ends = [left, right]
     for _ in range(20000):
         ends = [op.exp(e) for e in ends]
-    found = find_first_mismatch(*ends)
-    assert found is not None and found.path == ".".join(["args[0]"] * 20000)
+    result = find_first_mismatch(*ends)
+    assert result is not None and result.path == ".".join(["args[0]"] * 20000)
 
 
 def test_numbers_are_constants_of_the_other_sides_dtype() -> None:

@@ -45,9 +45,13 @@ def test_table_and_json_have_a_line_for_each_row() -> None:
     assert [line.split()[0] for line in timings.format_table().splitlines()] == [
         "phase", "outer", "inner", "last", "all",
     ]  # fmt: skip
-    said = json.loads(timings.as_json())
-    assert [each["phase"] for each in said["phases"]] == [["outer"], ["outer", "inner"], ["last"]]
-    assert said["cpu_s"] == pytest.approx(timings.cpu)
+    message = json.loads(timings.as_json())
+    assert [item["phase"] for item in message["phases"]] == [
+        ["outer"],
+        ["outer", "inner"],
+        ["last"],
+    ]
+    assert message["cpu_s"] == pytest.approx(timings.cpu)
 
 
 def test_failing_phases_are_closed() -> None:

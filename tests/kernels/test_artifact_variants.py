@@ -69,8 +69,8 @@ rest:
     code = compile_ir(text, Target(f"llvm -mtriple={triple}"))
     emulator = Emulator(link_image([code], ["f"]))
     for n in range(14):
-        found = emulator.call("f", *[np.zeros(1, "float32")] * n)
-        assert found == ((n * 7 % 12) ** 2 + n * 1000 if n < 12 else 77)
+        result = emulator.call("f", *[np.zeros(1, "float32")] * n)
+        assert result == ((n * 7 % 12) ** 2 + n * 1000 if n < 12 else 77)
 
 
 ELSEWHERE = (
@@ -83,7 +83,7 @@ ELSEWHERE = (
 def test_aot_code_runs_in_emulator(target: str, needs: tuple[str, ...]) -> None:
     x = relay.var("x", shape=(4,))
     module = IRModule.from_expr(relay.Function([x], relay.tanh(x)))
-    made = compile_to_bytes(module, target, executor="aot")
-    (image,) = [p for kind, _, p in read_sections(memoryview(made)) if kind is Section.IMAGE]
+    result = compile_to_bytes(module, target, executor="aot")
+    (image,) = [p for kind, _, p in read_sections(memoryview(result)) if kind is Section.IMAGE]
     info = parse_image(bytes(image))
     assert info.required_cpu_flags == needs and "vm2:main" in info.exports

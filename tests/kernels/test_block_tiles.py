@@ -67,7 +67,7 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
         shape = (source.randint(1, 7), source.choice([1, 8, 33, 64]), source.randint(1, 2))
         how = source.choice(["int8", "int8", "float32"])
         fixed = f"rows={source.randint(1, 6)} wide_rows={source.randint(0, 3)}"
-        made = kernel(row, shape, text, how, fixed)
+        result = kernel(row, shape, text, how, fixed)
         target = Target.parse(text)
         panel = 2 * target.lanes("float32")
         weight = packed_weight(row, shape, panel)
@@ -76,7 +76,7 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
         )
         data[:, ::32] = 127  # steps are 1, and nothing is rounded
         values, out = data.astype("float32"), np.full(shape[:2], np.nan, "float32")
-        image = link_image([compile_object([lower(made.func, target)], target)], ["kernel"])
+        image = link_image([compile_object([lower(result.func, target)], target)], ["kernel"])
         load_image(image)["kernel"](values, weight, out)
         plain = unpack_blocks(weight, row.name, panel)[: shape[1]].astype("float64")
         near = (np.abs(values) @ np.abs(plain).T) * 2e-6
@@ -90,25 +90,25 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
 @pytest.mark.parametrize("name", ["q4_0", "q6_k"])
 def test_the_trace_of_a_block_kernel_replays(name: str, rows: int | SizeVar, how: str) -> None:
     row = BLOCK_FORMATS_BY_NAME[name]
-    made = kernel(row, (rows, 40, 2), "llvm -mcpu=x86-64-v3 -cores=2", how)
-    assert made.trace is not None and made.initial_program is not None
-    assert ("block_int8_tile(" if how == "int8" else "block_tile(") in str(made.trace)
-    again = Schedule(made.initial_program)
-    made.trace.apply_to_schedule(again)
-    attrs = {k: v for k, v in (made.func.attrs or {}).items() if k != "tir.in_place"}
-    assert structural_equal(again.func, made.func.with_fields(attrs=attrs), map_free_vars=True)
+    result = kernel(row, (rows, 40, 2), "llvm -mcpu=x86-64-v3 -cores=2", how)
+    assert result.trace is not None and result.initial_program is not None
+    assert ("block_int8_tile(" if how == "int8" else "block_tile(") in str(result.trace)
+    again = Schedule(result.initial_program)
+    result.trace.apply_to_schedule(again)
+    attrs = {k: v for k, v in (result.func.attrs or {}).items() if k != "tir.in_place"}
+    assert structural_equal(again.func, result.func.with_fields(attrs=attrs), map_free_vars=True)
 
 
 def replayed(name: str, options: dict[str, int], without: str = "") -> tir.PrimFunc:
     """The kernel of a format with other options of its micro-kernel."""
     row = BLOCK_FORMATS_BY_NAME[name]
-    made = kernel(row, (3, 40, 1), "llvm -mcpu=x86-64-v3 -cores=1", "int8")
-    assert made.trace is not None and made.initial_program is not None
-    text = str(made.trace)
+    result = kernel(row, (3, 40, 1), "llvm -mcpu=x86-64-v3 -cores=1", "int8")
+    assert result.trace is not None and result.initial_program is not None
+    text = str(result.trace)
     for key, value in options.items():
         (old,) = {word for word in text.replace("(", " ").split() if word.startswith(f"{key}=")}
         text = text.replace(old.rstrip(",)'"), f"{key}={value}")
-    start = made.initial_program
+    start = result.initial_program
     if without:
         start = tir.script.from_source(
             str(start).replace(f'T.block_attr({{"{without}": 1}})', "pass")

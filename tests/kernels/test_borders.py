@@ -24,8 +24,8 @@ def pooled(x: Array, kernel: int, stride: int, pad: int, dilation: int, kind: st
     wide = np.pad(x.astype("float64"), sides, constant_values=fill)
     windows = sliding_window_view(wide, (reach, reach), (-2, -1))
     windows = windows[..., ::stride, ::stride, ::dilation, ::dilation]
-    found = windows.max((-2, -1)) if kind == "max" else windows.mean((-2, -1))
-    return np.asarray(found.astype(x.dtype))
+    result = windows.max((-2, -1)) if kind == "max" else windows.mean((-2, -1))
+    return np.asarray(result.astype(x.dtype))
 
 
 def pool(width: int, kernel: int, stride: int, pad: int, dilation: int, kind: str) -> Case:
@@ -88,11 +88,11 @@ def strides() -> Iterator[Case]:
     for dtype in ("float32", "int8", "float64", "bool"):
         for step in (2, 3, 4, 5, -1, -2):
             x = normal(3, 131, dtype=dtype)
-            found = x[:, ::step]
+            result = x[:, ::step]
             begin, end = (0, 131) if step > 0 else (130, -200)
             yield case(
                 "strided_slice", x, begin=(0, begin), end=(3, end), strides=(1, step),
-                expected=found, symbolic=False,
+                expected=result, symbolic=False,
             )  # fmt: skip
             yield case(
                 "strided_slice",
@@ -100,7 +100,7 @@ def strides() -> Iterator[Case]:
                 build=lambda t, b=begin, e=end, s=step: topi.add(
                     topi.cast(topi.strided_slice(t, (0, b), (3, e), (1, s)), "float32"), 1.0
                 ),
-                expected=(found.astype("float32") + 1),
+                expected=(result.astype("float32") + 1),
                 symbolic=(3,),
             )
 

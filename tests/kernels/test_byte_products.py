@@ -66,13 +66,13 @@ def operands(data: tuple[int, ...], weight: tuple[int, ...], seed: int = 0) -> t
 
 
 def test_int8_instruction_follows_from_target() -> None:
-    wanted = {
+    expected = {
         "sapphirerapids": (DOT4_FEATURE, MADD_FEATURE),
         "skylake-avx512": (MADD_FEATURE, DOT4_FEATURE),
         "x86-64-v3": (MADD_FEATURE, DOT4_FEATURE),
         "x86-64": (MADD_FEATURE, DOT4_FEATURE),
     }
-    assert {cpu: supported_dots(Target(f"llvm -mcpu={cpu}")) for cpu in wanted} == wanted
+    assert {cpu: supported_dots(Target(f"llvm -mcpu={cpu}")) for cpu in expected} == expected
     assert supported_dots(Target("llvm -mcpu=skylake-avx512"), True) == (
         NARROW_DOT_FEATURE,
         MADD_FEATURE,
@@ -94,9 +94,9 @@ def test_int8_dense_matches_integers(text: str, dot: str, m: int, n: int, k: int
     data = te.placeholder((m, k), "uint8", "data")
     weight = te.placeholder(packed.shape, "int8", "weight")
     output = dense_pack(data, weight, n, panel, "int32")
-    got = np.full((m, n), 7, "int32")
-    compiled([data, weight], output, "dense_pack", text, dot)(x, packed, got)
-    np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+    result = np.full((m, n), 7, "int32")
+    compiled([data, weight], output, "dense_pack", text, dot)(x, packed, result)
+    np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 @alike(4)
@@ -110,18 +110,18 @@ def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
     kernel = compiled([data, weight], output, "dense_pack", text, dot)
     for m in (0, 1, 13, 37):
         x, _ = operands((m, 20), (1, 20), m) if m else (np.zeros((0, 20), "uint8"), None)
-        got = np.full((m, 40), 7, "int32")
-        kernel(x, packed, got)
-        np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+        result = np.full((m, 40), 7, "int32")
+        kernel(x, packed, result)
+        np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 def some_weight(n: int, k: int, spread: float) -> Array:
     """Bytes of a normal distribution, with the extreme ones among them."""
     rng = np.random.default_rng([n, k])
-    made = np.clip(np.rint(rng.standard_normal((n, k)) * spread), -128, 127).astype("int8")
+    result = np.clip(np.rint(rng.standard_normal((n, k)) * spread), -128, 127).astype("int8")
     if spread > 40:
-        made[0, :4], made[-1, -4:] = -128, 127
-    return made
+        result[0, :4], result[-1, -4:] = -128, 127
+    return result
 
 
 @pytest.mark.quick
@@ -158,9 +158,9 @@ def test_int8_dense_with_int16_sums_matches_integers(
     for rows in (0, 1, 13) if m is None else (m,):
         x = np.full((rows, k), 255, "uint8")
         x[1:] = np.random.default_rng(rows).integers(0, 256, x[1:].shape)
-        got = np.full((rows, n), 7, "int32")
-        kernel(x, words, places, got)
-        np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+        result = np.full((rows, n), 7, "int32")
+        kernel(x, words, places, result)
+        np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 @share(4)
@@ -206,24 +206,24 @@ def test_int8_convolution_matches_integers(
         data, weight, stride, 0, 1, 1, "NHWC", layout, out_dtype="int32", channels=channels
     )
     want = convolved(x, w, stride)
-    got = np.full(want.shape, 7, "int32")
-    compiled([data, weight], output, "conv_nhwc_pack", text, dot)(x, packed, got)
-    np.testing.assert_array_equal(got, want)
+    result = np.full(want.shape, 7, "int32")
+    compiled([data, weight], output, "conv_nhwc_pack", text, dot)(x, packed, result)
+    np.testing.assert_array_equal(result, want)
 
 
 def test_few_channel_convolution_uses_im2col() -> None:
     image = relay.Any(), relay.Any(), 11, 2
     x, w = operands((2, 9, 11, 2), (5, 2, 3, 4))
     data = relay.var("x", shape=image, dtype="uint8")
-    made = relay.nn.conv2d(data, relay.const(w), 2, channels=5, kernel_size=(3, 4),
+    tensor = relay.nn.conv2d(data, relay.const(w), 2, channels=5, kernel_size=(3, 4),
                            data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32")  # fmt: skip
-    module = InferType()(ekiden.IRModule.from_expr(relay.Function([data], made)))
+    module = InferType()(ekiden.IRModule.from_expr(relay.Function([data], tensor)))
     call = module["main"].body
     windows = pack_int8_conv(call, Target.parse("c -mcpu=cortex-m7"))
     module["main"] = relay.Function([data], windows)
     assert "sliding_window" in module.astext()
-    found = relay.create_executor("debug", module).evaluate()(x)
-    np.testing.assert_array_equal(found.numpy(), convolved(x, w, 2))
+    result = relay.create_executor("debug", module).evaluate()(x)
+    np.testing.assert_array_equal(result.numpy(), convolved(x, w, 2))
     assert "sliding_window" not in str(pack_int8_conv(call, Target.parse("llvm -mcpu=x86-64-v3")))
 
 
@@ -275,14 +275,14 @@ def test_int8_recurrent_layer_matches_integers(spread: float) -> None:
     layer = relay.op.nn.recurrent(x, relay.const(bytes_), "lstm", extras)
     module = relay.IRModule.from_expr(relay.Function((x,), layer))
     data = rng.standard_normal((5, 3, 4 * hidden)).astype("f")
-    wanted = relay.create_executor("debug", mod=module).evaluate()(data)
+    expected = relay.create_executor("debug", mod=module).evaluate()(data)
     for text in processors()[:3]:
-        found, target = [], Target.parse(text)
+        actual, target = [], Target.parse(text)
         is_narrow = spread == 26 and not target.has(DOT4_FEATURE)
         for dot in supported_dots(target, is_narrow):
             run = ekiden.compile(module, text, decisions={"recurrent": {"dot": dot}})
-            found.append([r.numpy() for r in run(data)])
-        for one, other, right in zip(found[0], found[-1], wanted, strict=True):
+            actual.append([r.numpy() for r in run(data)])
+        for one, other, right in zip(actual[0], actual[-1], expected, strict=True):
             np.testing.assert_array_equal(one, other)
             # A state at the border of two bytes may become either, and moves its products so far.
             np.testing.assert_allclose(one, right.numpy(), rtol=0, atol=2 / 255 * 128 * 0.02)
@@ -308,10 +308,10 @@ def test_int8_batch_matmul_matches_integers(
     func = schedule([data, weight], [output], target, "kernel", {"dense_pack": decision})
     image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
     kernel: Callable[..., object] = load_image(image)["kernel"]
-    got = np.full((batch, m, n), 7, "int32")
-    kernel(x, packed, got)
+    result = np.full((batch, m, n), 7, "int32")
+    kernel(x, packed, result)
     wide = x.astype("int64") @ w.reshape(batch, n, k).swapaxes(1, 2).astype("int64")
-    np.testing.assert_array_equal(got, wide)
+    np.testing.assert_array_equal(result, wide)
 
 
 @alike(4)
@@ -330,10 +330,10 @@ def test_grouped_int8_convolution_matches_integers(
         data, weight, (2, 1), 0, 1, groups, "NHWC", f"GOHWI{panel}o4i", "int32", channels=out
     )
     kernel = compiled([data, weight], output, "conv_nhwc_pack", text, dot)
-    got = np.full((1, 3, 13, out), 7, "int32")
-    kernel(x, packed, got)
+    result = np.full((1, 3, 13, out), 7, "int32")
+    kernel(x, packed, result)
     windows = np.lib.stride_tricks.sliding_window_view(x.astype("int64"), (3, 2), (1, 2))[:, ::2]
     windows = windows.reshape(1, 3, 13, groups, per_group, 3, 2)
     weights = w.astype("int64").reshape(groups, -1, per_group, 3, 2)
-    wide = np.einsum("nyxgcij,gocij->nyxgo", windows, weights).reshape(got.shape)
-    np.testing.assert_array_equal(got, wide)
+    wide = np.einsum("nyxgcij,gocij->nyxgo", windows, weights).reshape(result.shape)
+    np.testing.assert_array_equal(result, wide)

@@ -155,10 +155,10 @@ def test_tiled_convolution_matches_numpy(case: tuple[object, ...], symbolic: boo
     for size in sizes:
         data = random.standard_normal((*size, c)).astype("float32")
         want = reference(data, weight, *options)  # type: ignore[arg-type]
-        got = np.full(want.shape, np.nan, "float32")
-        run(data, packed, got)
+        result = np.full(want.shape, np.nan, "float32")
+        run(data, packed, result)
         np.testing.assert_allclose(
-            got, np.maximum(want, 0) if symbolic else want, rtol=1e-4, atol=1e-4
+            result, np.maximum(want, 0) if symbolic else want, rtol=1e-4, atol=1e-4
         )
 
 
@@ -173,9 +173,9 @@ def test_tiled_convolution_of_empty_rows() -> None:
     run, packed = make((1, 5, 1, 8), weight, (1, 1), (1, 0, 1, 1), (1, 1), 8)
     run(np.zeros((1, 5, 1, 8), "float32"), packed, np.zeros((1, 5, 0, 8), "float32"))
     run, packed = make((1, 5, 0, 8), weight, (1, 1), (1, 2, 1, 2), (1, 1), 8)
-    found = np.ones((1, 5, 2, 8), "float32")
-    run(np.zeros((1, 5, 0, 8), "float32"), packed, found)
-    assert not found.any()
+    result = np.ones((1, 5, 2, 8), "float32")
+    run(np.zeros((1, 5, 0, 8), "float32"), packed, result)
+    assert not result.any()
 
 
 @share(4)
@@ -186,10 +186,10 @@ def test_few_output_channels_take_narrow_vectors(out: int, per_in: int) -> None:
     x = rng.standard_normal((1, 9, 17, per_in)).astype(np.float32)
     w = rng.standard_normal((out, per_in, 3, 5)).astype(np.float32)
     run, packed = make(x.shape, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
-    wanted = reference(x, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
-    found = np.zeros(wanted.shape, np.float32)
-    run(x, packed, found)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    expected = reference(x, w, (1, 1), (1, 2, 1, 2), (1, 1), 1)
+    actual = np.zeros(expected.shape, np.float32)
+    run(x, packed, actual)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_vector_lanes_match_channels() -> None:

@@ -38,19 +38,19 @@ def scatter(
     _, per_group, *kernel = w.shape
     reach = [(k - 1) * d + 1 + e for k, d, e in zip(kernel, dilation, extra, strict=True)]
     whole = ((h - 1) * strides[0] + reach[0], (width - 1) * strides[1] + reach[1])
-    found = np.zeros((n, *whole, per_group * groups))
+    result = np.zeros((n, *whole, per_group * groups))
     many = c // groups
     for g, i, j in np.ndindex(groups, *kernel):
         y, at = i * dilation[0], j * dilation[1]
         product = x[..., g * many : (g + 1) * many] @ w[g * many : (g + 1) * many, :, i, j]
-        found[
+        result[
             :,
             y : y + h * strides[0] : strides[0],
             at : at + width * strides[1] : strides[1],
             g * per_group : (g + 1) * per_group,
         ][:, :h, :width] += product
     top, left, bottom, right = padding
-    return found[:, top : whole[0] - bottom, left : whole[1] - right]
+    return result[:, top : whole[0] - bottom, left : whole[1] - right]
 
 
 def build(result: te.Tensor, inputs: list[te.Tensor]) -> Kernel:
@@ -69,9 +69,9 @@ def build(result: te.Tensor, inputs: list[te.Tensor]) -> Kernel:
 def check(kernel: Kernel, x: np.ndarray, packed: np.ndarray, whole: np.ndarray) -> None:
     """The kernel gives relu(whole + bias)."""
     bias = np.random.default_rng(1).standard_normal((1, 1, 1, whole.shape[3]), np.float32)
-    got = np.full(whole.shape, 77, np.float32)
-    kernel(x, packed, bias, got)
-    np.testing.assert_allclose(got, np.maximum(whole + bias, 0), rtol=1e-4, atol=1e-4)
+    result = np.full(whole.shape, 77, np.float32)
+    kernel(x, packed, bias, result)
+    np.testing.assert_allclose(result, np.maximum(whole + bias, 0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])

@@ -62,10 +62,10 @@ def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> l
 
 @pytest.mark.quick
 def test_a_decision_is_read_back_from_its_text() -> None:
-    made = Decision.from_mapping({"rows": 9, "order": "panel", "k_block": 0})
-    assert str(made) == "rows=9 order=panel k_block=0"
-    assert Decision.parse(str(made)) == made
-    assert dict(made) == {"rows": 9, "order": "panel", "k_block": 0}
+    result = Decision.from_mapping({"rows": 9, "order": "panel", "k_block": 0})
+    assert str(result) == "rows=9 order=panel k_block=0"
+    assert Decision.parse(str(result)) == result
+    assert dict(result) == {"rows": 9, "order": "panel", "k_block": 0}
 
 
 @pytest.mark.quick
@@ -103,10 +103,10 @@ def test_default_choices_are_in_the_search_space() -> None:
                 MatmulSizes.from_dims(m, n, k), target, {}
             )
             _, anchor = dense(m, n, k, panel)
-            made = select_kernel([anchor], target).decision
+            result = select_kernel([anchor], target).decision
             space = FAMILIES["dense_pack"].search_space(anchor, target)
-            assert list(made) == [choice.name for choice in space]
-            assert all(made[choice.name] in choice.domain for choice in space)
+            assert list(result) == [choice.name for choice in space]
+            assert all(result[choice.name] in choice.domain for choice in space)
 
 
 @pytest.mark.quick
@@ -158,9 +158,9 @@ def test_no_decision_changes_a_dense_layer(
     packed = pack_weight(w, "dense", panel)
     for fixed in some_points(anchor, "dense_pack", target, 4):
         kernel = compiled([*inputs, residual], output, "dense_pack", fixed, target)
-        got = np.full((m, n), np.nan, "float32")
-        kernel(x, packed, r, got)
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+        result = np.full((m, n), np.nan, "float32")
+        kernel(x, packed, r, result)
+        np.testing.assert_allclose(result, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
 
 
 def test_no_decision_changes_a_dense_layer_of_any_number_of_rows() -> None:
@@ -170,9 +170,9 @@ def test_no_decision_changes_a_dense_layer_of_any_number_of_rows() -> None:
     for fixed in some_points(anchor, "dense_pack", TARGET, 2):
         kernel = compiled(inputs, anchor, "dense_pack", fixed, TARGET)
         for m in (0, 1, 7, 40):
-            x, got = random(m, 400), np.full((m, 70), np.nan, "float32")
-            kernel(x, packed, got)
-            np.testing.assert_allclose(got, x @ w.T, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+            x, result = random(m, 400), np.full((m, 70), np.nan, "float32")
+            kernel(x, packed, result)
+            np.testing.assert_allclose(result, x @ w.T, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
 
 
 def test_sums_kept_in_the_result_leave_an_argument_alone() -> None:
@@ -208,9 +208,9 @@ def test_no_decision_changes_a_product(
     want = x.astype("float64") @ (y.swapaxes(-1, -2) if tb else y)
     for fixed in some_points(anchor, "batch_matmul", target, 3):
         kernel = compiled([left, right], anchor, "batch_matmul", fixed, target)
-        got = np.full(want.shape, np.nan, "float32")
-        kernel(x, y, got)
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+        result = np.full(want.shape, np.nan, "float32")
+        kernel(x, y, result)
+        np.testing.assert_allclose(result, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
 
 
 def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray:
@@ -219,12 +219,12 @@ def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray
     out, _, kh, kw = w.shape
     padded = np.pad(x.astype("float64"), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     rows, columns = ((e + 2 * pad - k) // stride + 1 for e, k in ((height, kh), (width, kw)))
-    made = np.zeros((n, rows, columns, out))
+    result = np.zeros((n, rows, columns, out))
     for i in range(kh):
         for j in range(kw):
             part = padded[:, i : i + rows * stride : stride, j : j + columns * stride : stride]
-            made += np.einsum("nyxc,oc->nyxo", part[:, :rows, :columns], w[:, :, i, j])
-    return made
+            result += np.einsum("nyxc,oc->nyxo", part[:, :rows, :columns], w[:, :, i, j])
+    return result
 
 
 @share(4)
@@ -254,9 +254,9 @@ def test_no_decision_changes_a_convolution(
     for fixed in some_points(anchor, "conv_nhwc_pack", target, 3):
         inputs = [data, weight, residual]
         run = compiled(inputs, output, "conv_nhwc_pack", fixed, target)
-        got = np.full(want.shape, np.nan, "float32")
-        run(x, packed, r, got)
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+        result = np.full(want.shape, np.nan, "float32")
+        run(x, packed, r, result)
+        np.testing.assert_allclose(result, want, rtol=1e-3, atol=1e-3, err_msg=str(fixed))
 
 
 @pytest.mark.parametrize("m", [2, 4])
@@ -270,9 +270,9 @@ def test_no_decision_changes_a_convolution_by_winograd(m: int) -> None:
     want = convolved(x, w, 1, 1)
     for fixed in some_points(anchor, "winograd_conv2d", TARGET, 3):
         run = compiled([data, weight], anchor, "winograd_conv2d", fixed, TARGET)
-        got = np.full(want.shape, np.nan, "float32")
-        run(x, changed, got)
-        np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2, err_msg=str(fixed))
+        result = np.full(want.shape, np.nan, "float32")
+        run(x, changed, result)
+        np.testing.assert_allclose(result, want, rtol=1e-2, atol=1e-2, err_msg=str(fixed))
 
 
 @pytest.mark.quick
@@ -303,8 +303,8 @@ def test_prefetching_loops_unroll_in_pairs(cpu: str) -> None:
         data = te.placeholder((1, size, size, depth))
         weight = te.placeholder((channels // panel, 1, 1, depth, panel))
         anchor = conv(data, weight, 1, 0, 1, 1, "NHWC", f"OHWI{panel}o", channels=channels)
-        made = select_kernel([anchor], target).decision
-        assert made["unroll"] == steps and bool(made["own"] or made["spread"]) == (steps == 2)
+        result = select_kernel([anchor], target).decision
+        assert result["unroll"] == steps and bool(result["own"] or result["spread"]) == (steps == 2)
 
 
 @pytest.mark.quick
@@ -324,8 +324,8 @@ def test_shared_prefetch_steps_are_not_paired(
     layout = f"OHWI{panel}o"
     strides, dilated = (1, stride), (1, dilation)
     anchor = conv(data, weight, strides, 0, dilated, 1, "NHWC", layout, channels=4 * panel)
-    made = select_kernel([anchor], target).decision
-    assert made["order"] == "panel" and made["unroll"] == steps
+    result = select_kernel([anchor], target).decision
+    assert result["order"] == "panel" and result["unroll"] == steps
 
 
 @pytest.mark.quick
@@ -347,7 +347,7 @@ def test_panels_are_no_narrower_for_threads_that_share_out_rows(cores: int) -> N
 
 
 def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
-    found = []
+    result = []
     for size, channels in ((112, 96), (14, 672)):
         data, weight = (
             te.placeholder((1, size, size, channels)),
@@ -355,8 +355,8 @@ def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
         )
         anchor = conv(data, weight, 1, 1, 1, channels, "NHWC", "HWOI")
         target = Target("llvm -mcpu=znver3")
-        found.append(select_kernel([anchor], target).decision.int_value("vectors"))
-    assert found == [2, 1]
+        result.append(select_kernel([anchor], target).decision.int_value("vectors"))
+    assert result == [2, 1]
 
 
 def test_depthwise_channels_that_crowd_a_cache_are_copied_for_bands_of_lines() -> None:
@@ -385,14 +385,14 @@ def test_copied_channels_give_what_data_in_place_give(
     many = vectors * TARGET.lanes("float32") + 5
     data, weight = te.placeholder((2, 9, 11, many)), te.placeholder((3, 3, many, 1))
     anchor = conv(data, weight, stride, padding, dilation, many, "NHWC", "HWOI")
-    arrays, made = [random(2, 9, 11, many), random(3, 3, many, 1)], []
+    arrays, output = [random(2, 9, 11, many), random(3, 3, many, 1)], []
     for near in (0, 1, 2):
-        got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
+        result = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
         fixed = {"near": near, "vectors": vectors}
-        compiled([data, weight], anchor, "depthwise_conv_nhwc", fixed, TARGET)(*arrays, got)
-        made.append(got)
-    assert np.array_equal(made[0], made[1])
-    assert np.array_equal(made[0], made[2])
+        compiled([data, weight], anchor, "depthwise_conv_nhwc", fixed, TARGET)(*arrays, result)
+        output.append(result)
+    assert np.array_equal(output[0], output[1])
+    assert np.array_equal(output[0], output[2])
 
 
 def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
@@ -440,7 +440,7 @@ def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     family, inputs, anchor = other_families()[number]
     assert select_kernel([anchor], TARGET).family.name == family
     arrays = list(map(some_array, inputs))
-    made = []
+    output = []
     chosen, space = (
         select_kernel([anchor], TARGET).decision,
         FAMILIES[family].search_space(anchor, TARGET),
@@ -448,7 +448,7 @@ def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     assert list(chosen) == [choice.name for choice in space]
     assert all(chosen[choice.name] in choice.domain for choice in space)
     for fixed in ({}, *some_points(anchor, family, TARGET, 3)):
-        got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
-        compiled(inputs, anchor, family, fixed, TARGET)(*arrays, got)
-        made.append(got)
-        np.testing.assert_allclose(got, made[0], rtol=1e-3, atol=1e-3, err_msg=str(fixed))
+        result = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
+        compiled(inputs, anchor, family, fixed, TARGET)(*arrays, result)
+        output.append(result)
+        np.testing.assert_allclose(result, output[0], rtol=1e-3, atol=1e-3, err_msg=str(fixed))

@@ -44,10 +44,10 @@ def compare(
     }
     shapes = [tuple(int(sizes.get(d, getattr(d, "value", 0))) for d in t.shape) for t in outputs]
     expected = [np.zeros(s, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
-    found = [np.full(s, 7, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
+    actual = [np.full(s, 7, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
     run_prim_func(plain, *arrays, *expected)
-    run_prim_func(verify(lower(scheduled)), *arrays, *found)
-    for a, b in zip(found, expected, strict=True):
+    run_prim_func(verify(lower(scheduled)), *arrays, *actual)
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
     return scheduled
 
@@ -215,9 +215,9 @@ def loops(func: PrimFunc) -> list[tuple[str, ForKind]]:
 
 def test_a_stage_takes_several_rows_before_the_next() -> None:
     x = te.placeholder((64, 64), "float32", "x")
-    made = schedule_default([x], [softmax(x)], TARGET, "kernel")
+    result = schedule_default([x], [softmax(x)], TARGET, "kernel")
     rows = [
-        s for s in pre_order_stmts(made.body) if isinstance(s, For) and s.loop_var.name == "row"
+        s for s in pre_order_stmts(result.body) if isinstance(s, For) and s.loop_var.name == "row"
     ]
     assert len(rows) == 3  # maximum; powers and their sum; quotients
 
@@ -234,8 +234,8 @@ def test_row_groups_with_remainder_match(shape: tuple[int, ...], symbolic: bool)
 def test_long_rows_are_taken_one_by_one() -> None:
     """What a stage leaves in the first cache is what the next one reads."""
     x = te.placeholder((64, 8192), "float32", "x")
-    made = schedule_default([x], [softmax(x)], TARGET, "kernel")
-    assert not any(name == "row" for name, _ in loops(made))
+    result = schedule_default([x], [softmax(x)], TARGET, "kernel")
+    assert not any(name == "row" for name, _ in loops(result))
 
 
 def test_a_maximum_of_a_part_caps_no_powers() -> None:
@@ -246,8 +246,8 @@ def test_a_maximum_of_a_part_caps_no_powers() -> None:
     power = te.compute((2, 32), lambda i, j: te.exp(x[i, j] - most[i]), "power")
     r = te.reduce_axis((0, 32), "r")
     total = te.compute((2,), lambda i: te.sum(power[i, r], axis=r), "total")
-    made = te.compute((2, 32), lambda i, j: power[i, j] / total[i], "made")
-    compare([x], [made], [array])
+    tensor = te.compute((2, 32), lambda i, j: power[i, j] / total[i], "made")
+    compare([x], [tensor], [array])
 
 
 def test_powers_below_a_maximum_are_capped() -> None:
@@ -255,8 +255,8 @@ def test_powers_below_a_maximum_are_capped() -> None:
     x, mask = (te.placeholder((8, 32), "float32", n) for n in ("x", "mask"))
     scaled = te.compute((8, 32), lambda i, j: x[i, j] * 0.25 + mask[i, j], "scaled")
     for tensor in (softmax(x), log_softmax(x), softmax(scaled)):
-        made = str(schedule_default([x, mask], [tensor], TARGET, "kernel"))
-        assert "T.exp(T.min(" in made, made
+        result = str(schedule_default([x, mask], [tensor], TARGET, "kernel"))
+        assert "T.exp(T.min(" in result, result
     k = te.reduce_axis((0, 32), "k")
     other = te.compute((8,), lambda i: te.max(mask[i, k], axis=k), "other")
     powers = te.compute((8, 32), lambda i, j: call_intrin("exp", x[i, j] - other[i]), "powers")
@@ -276,8 +276,8 @@ def quotients(shape: tuple[int, int], axis: int, dtype: str) -> tuple[Tensor, li
         return te.sum(powers[i, r] if axis else powers[r, i], axis=r)
 
     total = te.compute((shape[1 - axis],), summed, "total")
-    made = te.compute(shape, lambda i, j: powers[i, j] / total[i if axis else j], "made")
-    return x, [powers, total, made]
+    tensor = te.compute(shape, lambda i, j: powers[i, j] / total[i if axis else j], "made")
+    return x, [powers, total, tensor]
 
 
 @pytest.mark.skipif(not Target().has("fma"), reason="needs a processor with FMA")
@@ -291,15 +291,15 @@ def test_powers_are_divided_by_their_sum_as_by_a_division(dtype: str) -> None:
     array = RNG.standard_normal((40, 37)).astype(dtype) * np.geomspace(0.1, 100, 40)[:, None]
     array[3, 4], array[5, 6], array[7, 8], array[9] = -np.inf, np.inf, np.nan, -np.inf
     data = ekiden.runtime.tensor(array.astype(dtype))
-    found = [ekiden.runtime.tensor(np.zeros([int(d) for d in t.shape], dtype)) for t in outputs]
-    ekiden.build(func)["kernel"](data, *found)
-    powers, total, made = (t.numpy() for t in found)
+    actual = [ekiden.runtime.tensor(np.zeros([int(d) for d in t.shape], dtype)) for t in outputs]
+    ekiden.build(func)["kernel"](data, *actual)
+    powers, total, result = (t.numpy() for t in actual)
     with np.errstate(invalid="ignore"):
-        wanted = powers / total[:, None]
+        expected = powers / total[:, None]
     tiny = np.finfo(dtype).tiny
-    normal = ~(wanted < tiny)
-    np.testing.assert_array_equal(made[normal], wanted[normal])
-    assert (abs(made - wanted)[~normal] <= np.finfo(dtype).smallest_subnormal).all()
+    normal = ~(expected < tiny)
+    np.testing.assert_array_equal(result[normal], expected[normal])
+    assert (abs(result - expected)[~normal] <= np.finfo(dtype).smallest_subnormal).all()
     assert normal.sum() > 1000 and not normal.all()
 
 

@@ -132,9 +132,9 @@ def operands(layer: Layer, random: np.random.Generator) -> tuple[Array, Array]:
     """Data [..., k] and a weight [n, k]."""
     shapes = (*layer.leading, layer.depth), (layer.columns, layer.depth)
     if layer.dtype != "uint8":
-        made = [random.standard_normal(s).astype(np.float32) for s in shapes]
+        result = [random.standard_normal(s).astype(np.float32) for s in shapes]
         kind = getattr(ml_dtypes, layer.dtype, np.float32)
-        return made[0].astype(kind), made[1].astype(kind)
+        return result[0].astype(kind), result[1].astype(kind)
     data = random.integers(0, 256, shapes[0]).astype("uint8")
     return data, random.integers(-128, 128, shapes[1]).astype("int8")
 
@@ -194,19 +194,19 @@ def check(layer: Layer, random: np.random.Generator) -> None:
     others = [random.uniform(-3, 3, shapes[o]).astype("float32") for o in ending.operands]
     wide = np.full((*layer.leading, layer.columns + layer.behind), ABSENT, RESULTS[layer.dtype])
     kernel(data, *packed, *others, wide)
-    found = wide[..., : layer.columns]
+    actual = wide[..., : layer.columns]
     np.testing.assert_array_equal(wide[..., layer.columns :], ABSENT, err_msg=decision)
     if layer.dtype == "uint8":
         exact = data.astype("int64") @ weight.T.astype("int64")
-        np.testing.assert_array_equal(found, exact, err_msg=decision)
+        np.testing.assert_array_equal(actual, exact, err_msg=decision)
         return
     left, right = data.astype(np.float64), weight.astype(np.float64).T
     exact, magnitude = left @ right, np.abs(left) @ np.abs(right)
-    wanted = ending.reference(exact, *others)
+    expected = ending.reference(exact, *others)
     roundings = gamma(layer.depth + 8)
     largest = sum((np.abs(o) for o in others), np.ones(1))
     bound = ending.slope * roundings * (magnitude + np.abs(exact) + largest)
-    expect_within(found, wanted, np.broadcast_to(bound, wanted.shape))
+    expect_within(actual, expected, np.broadcast_to(bound, expected.shape))
 
 
 @sizes("count", 12, 20_000)

@@ -65,9 +65,9 @@ def test_int16_dense_matches_integers(text: str, vectors: int, m: int, n: int, k
     data = te.placeholder((m, k), "uint8", "data")
     weight = te.placeholder(packed.shape, "int16", "weight")
     output = dense_pack(data, weight, n, panel, "int32")
-    got = np.full((m, n), 7, "int32")
-    compiled([data, weight], output, "dense_pack", text)(x, packed, got)
-    np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+    result = np.full((m, n), 7, "int32")
+    compiled([data, weight], output, "dense_pack", text)(x, packed, result)
+    np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 @alike(2)
@@ -82,9 +82,9 @@ def test_int16_dense_of_any_number_of_rows_matches_integers(text: str) -> None:
     kernel = compiled([data, weight], output, "dense_pack", text)
     for m in (0, 1, 13, 37):
         x = operands((m, 20), (1, 20))[0] if m else np.zeros((0, 20), "uint8")
-        got = np.full((m, 40), 7, "int32")
-        kernel(x, packed, got)
-        np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
+        result = np.full((m, 40), 7, "int32")
+        kernel(x, packed, result)
+        np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 @share(4)
@@ -115,9 +115,9 @@ def test_int16_convolution_matches_integers(
     weights = w.astype("int64").reshape(groups, -1, per_group, window, window)
     want = np.einsum("nyxgcij,gocij->nyxgo", windows, weights)
     want = want.reshape(*want.shape[:3], channels)
-    got = np.full(want.shape, 7, "int32")
-    compiled([data, weight], output, "conv_nhwc_pack", text, order=order)(x, packed, got)
-    np.testing.assert_array_equal(got, want)
+    result = np.full(want.shape, 7, "int32")
+    compiled([data, weight], output, "conv_nhwc_pack", text, order=order)(x, packed, result)
+    np.testing.assert_array_equal(result, want)
 
 
 def test_int16_weights_pay_for_many_rows_where_no_instruction_multiplies_bytes() -> None:

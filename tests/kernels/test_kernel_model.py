@@ -168,15 +168,15 @@ def chosen(target: Target, shape: Shape) -> Decision:
 )
 def test_the_choice_is_near_the_best_that_was_measured(name: str, shape: Shape) -> None:
     target, table = Target(name), PROCESSORS[name][shape]
-    made = chosen(target, shape)
-    tile = f"{made['rows']}x{made.int_value('panel') // target.lanes('float32')}"
+    result = chosen(target, shape)
+    tile = f"{result['rows']}x{result.int_value('panel') // target.lanes('float32')}"
     near = {
-        abs(block - made.int_value("k_block")): share
+        abs(block - result.int_value("k_block")): share
         for (rows, order, block), share in table.items()
-        if (rows, order) == (tile, made["order"]) and bool(block) == bool(made["k_block"])
+        if (rows, order) == (tile, result["order"]) and bool(block) == bool(result["k_block"])
     }
-    assert near, f"{tile} {made}: not measured"
-    assert near[min(near)] >= max(table.values()) - WITHIN, str(made)
+    assert near, f"{tile} {result}: not measured"
+    assert near[min(near)] >= max(table.values()) - WITHIN, str(result)
 
 
 COPIED: dict[tuple[str, Shape], dict[str, float]] = {
@@ -205,8 +205,8 @@ def test_copy_cost_uses_the_containing_cache(cpu: str, shape: Shape) -> None:
 
 def test_panels_are_brought_ahead_where_the_third_cache_is_slow() -> None:
     """Without: 81.8 of 94 percent of the peak (Skylake-SP, 128x768x768)."""
-    made = chosen(Target("llvm -mcpu=skylake-avx512 -cores=1"), (128, 768, 768))
-    assert made["own"] in (4, 8, 16) and made["spread"] in (3, 6) and made["unroll"] == 2
+    result = chosen(Target("llvm -mcpu=skylake-avx512 -cores=1"), (128, 768, 768))
+    assert result["own"] in (4, 8, 16) and result["spread"] in (3, 6) and result["unroll"] == 2
 
 
 @pytest.mark.parametrize("cpu", ["znver4", "skylake-avx512"])

@@ -57,10 +57,10 @@ def test_products_of_bfloat16(m: int, k: int, n: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((m, k)).astype(ml_dtypes.bfloat16)
     w = rng.standard_normal((n, k)).astype(ml_dtypes.bfloat16)
-    got = ekiden.compile(dense(m, w, "bfloat16", "float32"))(x).numpy()
+    result = ekiden.compile(dense(m, w, "bfloat16", "float32"))(x).numpy()
     left, right = x.astype("float64"), w.astype("float64")
     bound = k * 2.0**-24 * (np.abs(left) @ np.abs(right.T))
-    assert (np.abs(got - left @ right.T) <= bound).all()
+    assert (np.abs(result - left @ right.T) <= bound).all()
 
 
 @needs_matrices
@@ -82,7 +82,7 @@ def test_convolutions_of_bfloat16(
     module = relay.IRModule.from_expr(relay.Function((x,), out))
     data = rng.standard_normal(image).astype("f")
     with ekiden.transform.PassContext(config={"relay.ProductPrecision.dtype": "bfloat16"}):
-        got = ekiden.compile(module)(data).numpy()
+        result = ekiden.compile(module)(data).numpy()
     reach = (kernel - 1) * dilation + 1
     padded = np.pad(data.astype(ml_dtypes.bfloat16), ((0, 0), (pads, pads), (pads, pads), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(
@@ -91,7 +91,7 @@ def test_convolutions_of_bfloat16(
     right = w.astype(ml_dtypes.bfloat16).astype("float64")
     want = np.einsum("nyxcij,ocij->nyxo", windows, right)
     terms = np.einsum("nyxcij,ocij->nyxo", np.abs(windows), np.abs(right))
-    assert (np.abs(got - want) <= image[3] * kernel**2 * 2.0**-24 * terms).all()
+    assert (np.abs(result - want) <= image[3] * kernel**2 * 2.0**-24 * terms).all()
 
 
 @pytest.mark.quick

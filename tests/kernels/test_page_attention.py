@@ -44,11 +44,11 @@ def filled(row: CacheFormat, rng: np.random.Generator, size: int) -> tuple[Cache
     for values in (0, 1):
         for page in range(PAGES):
             for token in range(size):
-                given = rng.choice(ends, (GROUPS, DEPTH)) * np.float32(2.0**-9)
-                given[:, ::8] = row.min_value * np.float32(2.0**-9)  # every group has this scale
+                data = rng.choice(ends, (GROUPS, DEPTH)) * np.float32(2.0**-9)
+                data[:, ::8] = row.min_value * np.float32(2.0**-9)  # every group has this scale
                 if token % 3 == 0:
-                    given = np.where(given == 0, given, np.float32(row.min_value * 2.0**-9))
-                of.write_token(planes[values, :, page], token, given, values)
+                    data = np.where(data == 0, data, np.float32(row.min_value * 2.0**-9))
+                of.write_token(planes[values, :, page], token, data, values)
     return of, planes
 
 
@@ -57,14 +57,14 @@ def expected(of: CachePlane, planes: Array, tokens: Array, positions: Array) -> 
     keys, values = (
         of.dequantize(planes[n], n).astype("float64").reshape(GROUPS, -1, DEPTH) for n in (0, 1)
     )
-    made = np.zeros((TOKENS, HEADS, DEPTH))
+    result = np.zeros((TOKENS, HEADS, DEPTH))
     for t, last in enumerate(positions):
         for head in range(HEADS):
             group = head // (HEADS // GROUPS)
             seen = keys[group, : last + 1] @ tokens[t, head] / np.sqrt(DEPTH)
             shares = np.exp(seen - seen.max())
-            made[t, head] = shares @ values[group, : last + 1] / shares.sum()
-    return made
+            result[t, head] = shares @ values[group, : last + 1] / shares.sum()
+    return result
 
 
 @alike(4)
@@ -98,21 +98,21 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
     tokens = (tokens * 2.0**-6).astype("float32")
     last = page * PAGES - 1
     places = [0], [[*range(PAGES)]], [0] * TOKENS, [0, page - 2, 2 * page - 1, last - 3, last]
-    ints = [np.array(each, "int32") for each in places]
-    wanted = expected(of, planes, tokens, ints[-1])
+    ints = [np.array(item, "int32") for item in places]
+    expected_value = expected(of, planes, tokens, ints[-1])
     names = "layer", "tables", "sequences", "positions"
     params = [relay.var("tokens", relay.TensorType(tokens.shape)),
               relay.var("cache", relay.TensorType(cache.shape, row.dtype))]  # fmt: skip
-    params += [relay.var(n, relay.TensorType(each.shape, "int32"))
-               for n, each in zip(names, ints, strict=True)]  # fmt: skip
+    params += [relay.var(n, relay.TensorType(item.shape, "int32"))
+               for n, item in zip(names, ints, strict=True)]  # fmt: skip
     body = relay.op.nn.contrib_paged_attention(*params, page=page)
     module = relay.IRModule.from_expr(relay.Function(params, body))
     largest = np.abs(of.dequantize(planes[1], 1)).max()
     steps = {"int8": (1 << 15) - 1, "int4": 127}[name]
     most = (np.sqrt(page * PAGES) / steps + 1e-4) * largest  # as many roundings, either way
     for target in targets:
-        found = ekiden.compile(module, target)(tokens, cache, *ints).numpy()
-        assert np.abs(found - wanted).max() <= most, target
+        actual = ekiden.compile(module, target)(tokens, cache, *ints).numpy()
+        assert np.abs(actual - expected_value).max() <= most, target
 
 
 @alike(2)
@@ -131,12 +131,12 @@ def test_paged_attention_compiles_for_every_processor_class(cpu: str, name: str,
     there are any."""
     target, row = Target(f"llvm -mcpu={cpu}"), CACHE_FORMATS[name]
     of = CachePlane(PAGE, DEPTH, row.dtype)
-    given = placeholder((1, HEADS + 2 * GROUPS, DEPTH), name="tokens")
+    argument = placeholder((1, HEADS + 2 * GROUPS, DEPTH), name="tokens")
     cache = placeholder((1, 1, 2, GROUPS, PAGES * of.size), row.dtype, "cache")
     shapes = {"layer": (1,), "tables": (1, PAGES), "sequences": (1,), "positions": (1,)}
     places = [placeholder(shape, "int32", n) for n, shape in shapes.items()]
-    result = paged_attention(given, cache, places, PagedAttentionConfig(PAGE))
-    func = lower(schedule([given, cache, *places], [result], target, "kernel"), target)
+    result = paged_attention(argument, cache, places, PagedAttentionConfig(PAGE))
+    func = lower(schedule([argument, cache, *places], [result], target, "kernel"), target)
     assert compile_object([func], target)
     assert way in str(func)
 
@@ -146,8 +146,8 @@ def test_int8_dot_references_give_expected_values() -> None:
     words = np.array([-128, 127, 5, -1], np.int8), np.array([127, -127, 3, -2], np.int8)
     a, b = (w.view(np.int32) for w in words)
     assert INTRINSICS["madd_s8s8"].reference(7, a, b)[0] == 7 - 128 * 127 - 127 * 127 + 15 + 2
-    found = INTRINSICS["sum2_u8s8"].reference(np.array([1, 2], np.int16), a & 0x7F7F7F7F, b)
-    np.testing.assert_array_equal(found, [1 - 127 * 127, 2 + 15 - 254])
+    result = INTRINSICS["sum2_u8s8"].reference(np.array([1, 2], np.int16), a & 0x7F7F7F7F, b)
+    np.testing.assert_array_equal(result, [1 - 127 * 127, 2 + 15 - 254])
 
 
 LONG = 84
@@ -162,8 +162,8 @@ def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
     for values in (0, 1):
         for page in range(LONG):
             for token in range(PAGE):
-                given = rng.standard_normal((GROUPS, 16), np.float32)
-                of.write_token(planes[values, :, page], token, given, values)
+                data = rng.standard_normal((GROUPS, 16), np.float32)
+                of.write_token(planes[values, :, page], token, data, values)
     tokens = rng.standard_normal((9, HEADS + 2 * GROUPS, 16), np.float32)
     tables = np.stack([rng.permutation(LONG), rng.permutation(LONG)])
     places = [0], tables, [0] * 7 + [1, 1], [*range(508, 514), -1, 671, 3]
@@ -172,11 +172,11 @@ def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
         planes.reshape(1, 1, 2, GROUPS, -1),
         *(np.array(p, "int32") for p in places),
     ]
-    n, shapes = relay.SizeVar("n", "int64"), [each.shape for each in arguments]
+    n, shapes = relay.SizeVar("n", "int64"), [array.shape for array in arguments]
     for at in (0, 4, 5):
         shapes[at] = (n, *shapes[at][1:])
-    params = [relay.var(f"x{i}", relay.TensorType(shape, str(each.dtype)))
-              for i, (shape, each) in enumerate(zip(shapes, arguments, strict=True))]  # fmt: skip
+    params = [relay.var(f"x{i}", relay.TensorType(shape, str(array.dtype)))
+              for i, (shape, array) in enumerate(zip(shapes, arguments, strict=True))]  # fmt: skip
     body = relay.op.nn.contrib_paged_attention(*params, page=PAGE, window=window)
     return relay.IRModule.from_expr(relay.Function(params, body)), arguments
 
@@ -198,12 +198,12 @@ def test_token_result_is_independent_of_threads_and_batch(name: str, window: int
         np.testing.assert_array_equal(shared.view("int32"), alone.view("int32"))
     for some in (every, every[::-1], np.tile(every, 9), every[5:]):
         np.testing.assert_array_equal(run(some, 2), alone[some])
-    wanted = (
+    expected_value = (
         relay.create_executor("debug", module)
         .evaluate()(tokens, *cache, sequences, positions)
         .numpy()
     )
-    np.testing.assert_allclose(alone, wanted, atol=2e-2 if name == "int8" else 1e-5)
+    np.testing.assert_allclose(alone, expected_value, atol=2e-2 if name == "int8" else 1e-5)
 
 
 def test_bytes_where_only_floats_have_256_bits() -> None:

@@ -14,9 +14,9 @@ from topi_cases import Array, Case, case, check, every_backend, normal
 
 def resized(x: Array, size: Sequence[int], method: str) -> Array:
     """The last axes resized one after the other, in float64; coordinates of half pixels."""
-    found = x.astype("float64")
+    result = x.astype("float64")
     for axis, extent in zip(range(-len(size), 0), size, strict=True):
-        old = found.shape[axis]
+        old = result.shape[axis]
         place = (np.arange(extent) + 0.5) * old / extent - 0.5
         base = np.floor(place)
         if method == "nearest_neighbor":
@@ -26,11 +26,11 @@ def resized(x: Array, size: Sequence[int], method: str) -> Array:
         else:
             taps = [(base + n, cubic(abs(place - base - n))) for n in range(-1, 3)]
         shape = [extent, *[1] * (-1 - axis)]
-        found = sum(
-            np.take(found, np.clip(at, 0, old - 1).astype(int), axis) * weight.reshape(shape)
+        result = sum(
+            np.take(result, np.clip(at, 0, old - 1).astype(int), axis) * weight.reshape(shape)
             for at, weight in taps
         )
-    return np.asarray(found if x.dtype.kind == "f" else np.round(found)).astype(x.dtype)
+    return np.asarray(result if x.dtype.kind == "f" else np.round(result)).astype(x.dtype)
 
 
 def cubic(d: Array) -> Array:

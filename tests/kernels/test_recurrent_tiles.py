@@ -30,13 +30,13 @@ def cell(kind: str, given: tuple[str, ...] = (), **options: bool) -> RecurrentCe
 
 
 def layer(
-    made: RecurrentCell, steps: int, batch: int | SizeVar, hidden: int, lanes: int
+    result: RecurrentCell, steps: int, batch: int | SizeVar, hidden: int, lanes: int
 ) -> list[te.Tensor]:
     """(data, a packed weight of floats, all states)."""
-    data = te.placeholder((steps, batch, made.num_gates * hidden), name="data")
+    data = te.placeholder((steps, batch, result.num_gates * hidden), name="data")
     panels = -(-hidden // lanes)
-    weight = te.placeholder((panels, hidden, made.num_gates * lanes), name="weight")
-    return [data, weight, *recurrent(made, [data, weight])]
+    weight = te.placeholder((panels, hidden, result.num_gates * lanes), name="weight")
+    return [data, weight, *recurrent(result, [data, weight])]
 
 
 @pytest.mark.quick
@@ -46,13 +46,13 @@ def layer(
 def test_recurrent_tile_sums_stay_in_registers(processor: str, kind: str) -> None:
     """Beside the row of a panel: a tile of 6 rows and 4 gates has 24 sums, AVX2 16 registers."""
     target = Target(f"llvm -mcpu={processor} -cores=1")
-    for made in (cell(kind), *([cell(kind, reset_first=True)] if kind == "gru" else [])):
+    for result in (cell(kind), *([cell(kind, reset_first=True)] if kind == "gru" else [])):
         for batch in (1, 2, 7, 64, SizeVar("n")):
-            _, _, states, *_ = layer(made, 3, batch, 40, target.lanes("float32"))
+            _, _, states, *_ = layer(result, 3, batch, 40, target.lanes("float32"))
             rows = FAMILIES["recurrent"].default_decision(states, target, {})["rows"]
             assert isinstance(rows, int)
-            dtype = state_dtype("float32", made)
-            for gates in made.gate_phases:
+            dtype = state_dtype("float32", result)
+            for gates in result.gate_phases:
                 parts = register_gate_groups(gates, rows, target, dtype)
                 assert [g for part in parts for g in part] == list(gates)
                 for part in parts:
@@ -74,21 +74,21 @@ def test_sequences_of_a_batch_share_what_is_loaded() -> None:
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_no_decision_changes_a_layer(kind: str) -> None:
     steps, batch, hidden = 3, 7, LANES + 3
-    made = cell(kind, reset_first=kind == "gru")
-    data, weight, states, *last = layer(made, steps, batch, hidden, LANES)
+    output = cell(kind, reset_first=kind == "gru")
+    data, weight, states, *last = layer(output, steps, batch, hidden, LANES)
     random = np.random.default_rng(0)
     arrays = [
         random.standard_normal([int(str(d)) for d in t.shape], np.float32) * np.float32(0.3)
         for t in (data, weight)
     ]
-    found = []
+    result = []
     for rows in (1, 3, 6, 12):
         func = schedule(
             [data, weight], [states, *last], TARGET, "kernel", {"recurrent": {"rows": rows}}
         )
         kernel = load_image(link_image([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))
-        got = [np.empty([int(str(d)) for d in t.shape], "float32") for t in (states, *last)]
-        kernel["kernel"](*arrays, *got)
-        found.append(got[0])
-        np.testing.assert_allclose(got[0], found[0], rtol=1e-5, atol=1e-6, err_msg=str(rows))
-    assert np.ptp(found[0]) > 0.1
+        actual = [np.empty([int(str(d)) for d in t.shape], "float32") for t in (states, *last)]
+        kernel["kernel"](*arrays, *actual)
+        result.append(actual[0])
+        np.testing.assert_allclose(actual[0], result[0], rtol=1e-5, atol=1e-6, err_msg=str(rows))
+    assert np.ptp(result[0]) > 0.1

@@ -71,9 +71,9 @@ CASES: dict[str, Case] = {
 
 
 def made(case: Case, fixed: Overrides | None = None) -> ScheduledKernel:
-    build, target, given = case
+    build, target, argument = case
     inputs, output = build()
-    decided = {**given, **(fixed or {})}
+    decided = {**argument, **(fixed or {})}
     return schedule_kernel(inputs, [output], target, "kernel", {"dense_pack": decided})
 
 

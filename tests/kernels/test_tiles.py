@@ -135,13 +135,13 @@ def test_epilogue_of_batch_matmul() -> None:
     kernel = compiled(scheduled([a, b, mask], out))
     for rows in (3, 70):
         x, y, z = random(2, rows, 8), random(2, rows, 8), random(rows)
-        got = np.zeros((2, rows, rows), "float32")
-        kernel(x, y, z, got)
+        actual = np.zeros((2, rows, rows), "float32")
+        kernel(x, y, z, actual)
         exact, bound = product(x, swap(y, True))
-        wanted = exact * 0.5 + z
+        expected = exact * 0.5 + z
         # the scaled product and the sum are rounded once more each
         bound = bound * 0.5 + gamma(2) * (np.abs(exact * 0.5) + bound + np.abs(z))
-        expect_within(got, wanted, bound)
+        expect_within(actual, expected, bound)
 
 
 # dense layers with packed weights
@@ -229,12 +229,12 @@ def test_epilogue_of_dense(name: str) -> None:
         return te.compute(x.shape, lambda i, j: call_intrin(name, x[i, j]), tag="elemwise")
 
     kernel = compiled(dense_kernel(SizeVar("m"), 70, 20, after))
-    got, want, bound = run_dense(kernel, 11, 70, 20)
+    actual, want, bound = run_dense(kernel, 11, 70, 20)
     function, steepest = FUNCTIONS[name]
-    wanted = np.vectorize(function)(want)
+    expected = np.vectorize(function)(want)
     # the error of the product times the steepest slope, then those of the function itself
-    own = 2 * ULP[name][0] * UNIT * np.abs(wanted) if name in ULP else 0.0
-    expect_within(got, wanted, steepest * bound + own + LEAST)
+    own = 2 * ULP[name][0] * UNIT * np.abs(expected) if name in ULP else 0.0
+    expect_within(actual, expected, steepest * bound + own + LEAST)
 
 
 @pytest.mark.parametrize("m", [37, 1024, SizeVar("m")])

@@ -119,7 +119,7 @@ def test_transposed_elements_may_be_computed() -> None:
     """Of another type too, with other operands beside it, in either order."""
     x, y = relay.var("x", shape=(40, 70)), relay.var("y", shape=(70, 40))
     turned_x = op.transpose(x, (1, 0))
-    for body, wanted in (
+    for body, expected in (
         (op.add(turned_x, y), lambda a, b: a.T + b),
         (op.cast(op.multiply(turned_x, y), "int8"), lambda a, b: (a.T * b).astype("int8")),
         (op.transpose(op.add(turned_x, y), (1, 0)), lambda a, b: a + b.T),
@@ -129,7 +129,7 @@ def test_transposed_elements_may_be_computed() -> None:
         run = ekiden.compile(relay.IRModule.from_expr(relay.Function((x, y), body)))
         a, b = (np.random.default_rng(n).uniform(-5, 5, s).astype("f")
                 for n, s in enumerate(((40, 70), (70, 40))))  # fmt: skip
-        np.testing.assert_array_equal(run(a, b).numpy(), wanted(a, b))  # type: ignore[union-attr]
+        np.testing.assert_array_equal(run(a, b).numpy(), expected(a, b))  # type: ignore[union-attr]
 
 
 @share(4)
@@ -141,13 +141,13 @@ def test_interleave_intrinsic_in_interpreter(lanes: int, count: int) -> None:
     rows = [BufferLoad(x, (ramp(const(n * lanes), 1, lanes),), f"float32x{lanes}")
             for n in range(count)]  # fmt: skip
     data = some((count, lanes), "float32")
-    for apart, wanted in ((False, data.T), (True, data.reshape(lanes, count).T)):
+    for apart, expected in ((False, data.T), (True, data.reshape(lanes, count).T)):
         body = emit_interleave(
             rows, lambda n, v: BufferStore(out, v, (ramp(const(n * lanes), 1, lanes),)), apart
         )
-        found = np.zeros(lanes * count, "float32")
-        interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), found)
-        np.testing.assert_array_equal(found, wanted.reshape(-1))
+        actual = np.zeros(lanes * count, "float32")
+        interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), actual)
+        np.testing.assert_array_equal(actual, expected.reshape(-1))
 
 
 @share(4)
@@ -161,9 +161,9 @@ def test_transpose_tile_in_interpreter(size: int, dtype: str) -> None:
     ]
     body = emit_transpose(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
     data = some((size, size), dtype)
-    found = np.zeros_like(data)
-    interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), found.reshape(-1))
-    np.testing.assert_array_equal(found, data.T)
+    result = np.zeros_like(data)
+    interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), result.reshape(-1))
+    np.testing.assert_array_equal(result, data.T)
 
 
 @pytest.mark.parametrize("text", ["c", "llvm"])
@@ -171,9 +171,9 @@ def test_transpose_tile_in_compiled_code(text: str) -> None:
     x, out = Buffer("x", (const(16),)), Buffer("out", (const(16),))
     rows = [BufferLoad(x, (ramp(const(n * 4), 1, 4),), "float32x4") for n in range(4)]
     body = emit_transpose(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
-    data, found = some((4, 4), "float32"), np.zeros((4, 4), "float32")
-    build(PrimFunc((x, out), body), text, name="tile")["tile"](data.reshape(-1), found.reshape(-1))
-    np.testing.assert_array_equal(found, data.T)
+    data, result = some((4, 4), "float32"), np.zeros((4, 4), "float32")
+    build(PrimFunc((x, out), body), text, name="tile")["tile"](data.reshape(-1), result.reshape(-1))
+    np.testing.assert_array_equal(result, data.T)
 
 
 @pytest.mark.quick
@@ -192,9 +192,9 @@ def test_transpose_tile_size_follows_from_target(cpu: str, dtype: str, size: int
 def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
     def count(shape: tuple[int, int], dtype: str) -> int:
         x = te.placeholder(shape, dtype)
-        made = schedule([x], [transpose(x, (1, 0))], Target("llvm -mcpu=znver4"), "kernel")
-        found = all_exprs(made.body)
-        return sum(isinstance(e, Intrinsic) and e.op == "shuffle" for e in found)
+        output = schedule([x], [transpose(x, (1, 0))], Target("llvm -mcpu=znver4"), "kernel")
+        result = all_exprs(output.body)
+        return sum(isinstance(e, Intrinsic) and e.op == "shuffle" for e in result)
 
     assert count((64, 64), "float32") == 16 * 4
     assert count((64, 64), "uint8") == 16 * 4

@@ -48,10 +48,10 @@ def product(
 
 
 def check(kernel: Callable[..., object], x: np.ndarray, y: np.ndarray, tb: bool = False) -> None:
-    wanted = x.astype(np.float64) @ (np.swapaxes(y, -1, -2) if tb else y)
-    out = np.full(wanted.shape, np.nan, "float32")
+    expected = x.astype(np.float64) @ (np.swapaxes(y, -1, -2) if tb else y)
+    out = np.full(expected.shape, np.nan, "float32")
     kernel(x, y, out)
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
 either_way = pytest.mark.parametrize("tb", [False, True], ids=["plain", "transposed"])
@@ -96,8 +96,8 @@ def test_few_row_batch_matmul_matches_numpy(tb: bool) -> None:
 def test_few_row_matmul_does_not_pack_the_matrix() -> None:
     for tb, how in ((True, "dots"), (False, "streamed")):
         for rows in (7, 8):
-            made = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
-            assert (select_kernel([made], HOST).decision["how"] == how) == (rows == 7)
+            tensor = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
+            assert (select_kernel([tensor], HOST).decision["how"] == how) == (rows == 7)
 
 
 @either_way
@@ -116,29 +116,30 @@ def test_one_column_beside_narrower_vectors(cpu: str, dtype: str) -> None:
     for is_left_turned in (False, True):
         shape = (2, k, m) if is_left_turned else (2, m, k)
         left, right = te.placeholder(shape, dtype), te.placeholder((2, k, 1), dtype)
-        made = batch_matmul(left, right, transpose_a=is_left_turned, transpose_b=False)
-        kernel = compiled([left, right], made, target)
+        result = batch_matmul(left, right, transpose_a=is_left_turned, transpose_b=False)
+        kernel = compiled([left, right], result, target)
         for rows, depth in ((1, 3), (37, 70), (0, 4)):
             x, y = random(2, rows, depth).astype(dtype), random(2, depth, 1).astype(dtype)
-            given = np.ascontiguousarray(x.swapaxes(1, 2)) if is_left_turned else x
+            data = np.ascontiguousarray(x.swapaxes(1, 2)) if is_left_turned else x
             out = np.full((2, rows, 1), np.nan, dtype)
-            kernel(given, y, out)
+            kernel(data, y, out)
             np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-4)
 
 
 def test_single_column_matmul_does_not_pack_the_left_matrix() -> None:
     for shape, turned, how in (((9, 64), False, "dots"), ((64, 9), True, "streamed")):
         left, right = te.placeholder((2, *shape)), te.placeholder((2, 64, 1))
-        made = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
-        assert select_kernel([made], HOST).decision["how"] == how
+        result = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
+        assert select_kernel([result], HOST).decision["how"] == how
 
 
 def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
     a, b = te.placeholder((3, 45, 30), name="a"), te.placeholder((3, 30, 1), name="b")
     bias = te.placeholder((45, 1), name="bias")
-    made = batch_matmul(a, b, transpose_b=False)
+    result = batch_matmul(a, b, transpose_b=False)
     output = te.compute(
-        (3, 45, 1), lambda i, j, n: call_intrin("tanh", made[i, j, n] + bias[j, n], dtype="float32")
+        (3, 45, 1),
+        lambda i, j, n: call_intrin("tanh", result[i, j, n] + bias[j, n], dtype="float32"),
     )
     x, y, z = random(3, 45, 30), random(3, 30, 1), random(45, 1)
     for how in ("dots", "panels", "whole"):
@@ -153,15 +154,15 @@ def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
 def test_few_rows_with_an_epilogue(tb: bool) -> None:
     a, b = te.placeholder((2, 30), name="a"), te.placeholder((45, 30) if tb else (30, 45), name="b")
     bias = te.placeholder((45,), name="bias")
-    made = matmul(a, b, transpose_b=tb)
+    tensor = matmul(a, b, transpose_b=tb)
     output = te.compute(
-        (2, 45), lambda i, j: call_intrin("tanh", made[i, j] + bias[j], dtype="float32"), name="y"
+        (2, 45), lambda i, j: call_intrin("tanh", tensor[i, j] + bias[j], dtype="float32"), name="y"
     )
     x, y, z = random(2, 30), stored(30, 45, tb), random(45)
     out = np.zeros((2, 45), "float32")
     compiled([a, b, bias], output, HOST)(x, y, z, out)
-    wanted = np.tanh(x @ (y.T if tb else y) + z)
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+    expected = np.tanh(x @ (y.T if tb else y) + z)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 @share(6)
@@ -208,19 +209,19 @@ def test_float64_matmul_matches_numpy(
         for shape in (a, b)
     )
     op = batch_matmul if len(b) == 3 else matmul
-    made = op(left, right, transpose_b=tb)
-    assert select_kernel([made], target).anchor is made
-    kernel = compiled([left, right], te.compute(made.shape, lambda *i: made[i] + 1.0), target)
+    result = op(left, right, transpose_b=tb)
+    assert select_kernel([result], target).anchor is result
+    kernel = compiled([left, right], te.compute(result.shape, lambda *i: result[i] + 1.0), target)
     x, y = (
         np.random.default_rng(len(shape)).standard_normal(
             [numbers[d] if isinstance(d, str) else int(str(d)) for d in shape]
         )
         for shape in (a, b)
     )
-    wanted = x @ (np.swapaxes(y, -1, -2) if tb else y) + 1.0
-    out = np.full(wanted.shape, np.nan)
+    expected = x @ (np.swapaxes(y, -1, -2) if tb else y) + 1.0
+    out = np.full(expected.shape, np.nan)
     kernel(x, y, out)
-    np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_sums_of_few_rows_stay_in_the_first_cache() -> None:

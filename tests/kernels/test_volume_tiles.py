@@ -26,15 +26,15 @@ def convolve(
     reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=True)]
     steps = zip(x.shape[2:], reach, strides, strict=True)
     counts = [(size - r) // s + 1 for size, r, s in steps]
-    found = np.zeros((len(x), len(w), *counts))
+    result = np.zeros((len(x), len(w), *counts))
     for tap in np.ndindex(*w.shape[2:]):
         at = tuple(
             slice(t * d, t * d + (n - 1) * s + 1, s)
             for t, d, n, s in zip(tap, dilation, counts, strides, strict=True)
         )
         parts = zip(np.split(x[:, :, *at], groups, 1), np.split(w[:, :, *tap], groups), strict=True)
-        found += np.concatenate([np.einsum("ncdhw,oc->nodhw", a, b) for a, b in parts], 1)
-    return found
+        result += np.concatenate([np.einsum("ncdhw,oc->nodhw", a, b) for a, b in parts], 1)
+    return result
 
 
 def scatter(
@@ -47,17 +47,17 @@ def scatter(
         (n - 1) * s + (k - 1) * d + 1 + e
         for n, s, k, d, e in zip(sizes, strides, w.shape[2:], dilation, extra, strict=True)
     ]
-    found = np.zeros((len(x), w.shape[1] * groups, *whole))
+    result = np.zeros((len(x), w.shape[1] * groups, *whole))
     for tap in np.ndindex(*w.shape[2:]):
         at = tuple(
             slice(t * d, t * d + (n - 1) * s + 1, s)
             for t, d, n, s in zip(tap, dilation, sizes, strides, strict=True)
         )
         parts = zip(np.split(x, groups, 1), np.split(w[:, :, *tap], groups), strict=True)
-        made = [np.einsum("ncdhw,co->nodhw", a, b) for a, b in parts]
-        found[:, :, *at] += np.concatenate(made, 1)
+        output = [np.einsum("ncdhw,co->nodhw", a, b) for a, b in parts]
+        result[:, :, *at] += np.concatenate(output, 1)
     ends = zip(padding[:3], whole, padding[3:], strict=True)
-    return found[:, :, *(slice(before, n - after) for before, n, after in ends)]
+    return result[:, :, *(slice(before, n - after) for before, n, after in ends)]
 
 
 def run(
@@ -69,8 +69,8 @@ def run(
     out = relay.nn.relu(relay.add(call, relay.const(np.float32(0.5))))
     function = relay.Function([data, weight] if is_given else [data], out)
     program = ekiden.compile(ekiden.IRModule.from_expr(function))
-    got = program(*([x, w] if is_given else [x])).numpy()
-    np.testing.assert_allclose(got, np.maximum(expected + 0.5, 0), rtol=1e-4, atol=1e-4)
+    actual = program(*([x, w] if is_given else [x])).numpy()
+    np.testing.assert_allclose(actual, np.maximum(expected + 0.5, 0), rtol=1e-4, atol=1e-4)
 
 
 def parameters(

@@ -59,8 +59,8 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((2, 9, 11, 5), np.float32)
     w = random.standard_normal((7, 5, 3, 3), np.float32)
-    found = reference_conv2d(x, transform_weight(w, m, 4), m, 7, padding)
-    np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
+    result = reference_conv2d(x, transform_weight(w, m, 4), m, 7, padding)
+    np.testing.assert_allclose(result, direct(x, w, padding), rtol=1e-4, atol=1e-4)
 
 
 def bytes_of(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
@@ -186,9 +186,9 @@ def test_kernel_is_the_convolution(
     func = lower(schedule([data, weight, bias], [output], TARGET, "kernel"), TARGET)
     kernel = load_image(link_image([compile_object([func], TARGET)], ["kernel"]))["kernel"]
     expected = np.maximum(direct(x, w, padding) + b, 0)
-    got = np.full(expected.shape, 77, np.float32)
-    kernel(x, made, b, got)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-5)
+    actual = np.full(expected.shape, 77, np.float32)
+    kernel(x, made, b, actual)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=3e-5)
 
 
 @share(4)
@@ -208,11 +208,11 @@ def test_two_by_two_pooling_is_fused_into_the_output_transform(
     random = np.random.default_rng(0)
     x = random.standard_normal((*shape, LANES), np.float32)
     w = random.standard_normal((channels, LANES, 3, 3), np.float32) / np.float32(17)
-    made = transform_weight(w, m, min(4 * LANES, -(-channels // LANES) * LANES))
+    output = transform_weight(w, m, min(4 * LANES, -(-channels // LANES) * LANES))
     expected = np.maximum(direct(x, w, padding), -0.1)
     n, height, width, _ = expected.shape
     residual = random.standard_normal(expected.shape, np.float32)
-    data, weight = te.placeholder(x.shape, name="data"), te.placeholder(made.shape, name="weight")
+    data, weight = te.placeholder(x.shape, name="data"), te.placeholder(output.shape, name="weight")
     other = te.placeholder(residual.shape, name="residual")
     result = winograd_conv2d(data, weight, m, channels, padding)
     both = te.compute(result.shape, lambda *i: maximum(result[i], -0.1) + other[i], tag="injective")
@@ -221,10 +221,10 @@ def test_two_by_two_pooling_is_fused_into_the_output_transform(
     func = schedule([data, weight, other], [pooled], TARGET, "kernel")
     assert "tir.in_place" not in (func.attrs or {})
     image = link_image([compile_object([lower(func, TARGET)], TARGET)], ["kernel"])
-    got = np.full((n, height // 2, width // 2, channels), 77, np.float32)
-    load_image(image)["kernel"](x, made, residual, got)
+    actual = np.full((n, height // 2, width // 2, channels), 77, np.float32)
+    load_image(image)["kernel"](x, output, residual, actual)
     windows = (expected + residual).reshape(n, height // 2, 2, width // 2, 2, channels)
-    np.testing.assert_allclose(got, windows.max((2, 4)), rtol=1e-4, atol=3e-5)
+    np.testing.assert_allclose(actual, windows.max((2, 4)), rtol=1e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,15 @@ def forward(
     else:
         interpreter = relay.interpreter.Interpreter(module)
         cache: Any = np.zeros(shape, np.float32)
-    found, first = [], 0
+    result, first = [], 0
     for size in parts:
         places = np.arange(first, first + size, dtype=np.int32)
-        given = (ids[places].astype(np.int32), np.zeros_like(places), places, tables,
+        inputs = (ids[places].astype(np.int32), np.zeros_like(places), places, tables,
                  np.arange(size, dtype=np.int32))  # fmt: skip
         if kind == "vm":
-            found.append(call(FORWARD_ENTRY, state, *given).numpy().copy())
+            result.append(call(FORWARD_ENTRY, state, *inputs).numpy().copy())
         else:
-            logits, cache = interpreter.evaluate("forward", cache, *given)
-            found.append(np.asarray(logits))
+            logits, cache = interpreter.evaluate("forward", cache, *inputs)
+            result.append(np.asarray(logits))
         first += size
-    return np.concatenate(found)
+    return np.concatenate(result)

@@ -192,17 +192,17 @@ def test_shipped_templates_are_rendered_as_by_transformers() -> None:
         for messages in (talk, talk[1:]):
             for chosen in (None, tools):
                 source.chat_template = template
-                ours = Tokenizer.of(source)
-                assert ours is not None
+                result = Tokenizer.of(source)
+                assert result is not None
                 try:
                     expected = source.apply_chat_template(
                         messages, tools=chosen, add_generation_prompt=True, tokenize=False
                     )
                 except Exception:  # a template raises what it likes
                     with pytest.raises(InputError):
-                        ours.conversation(messages, chosen)
+                        result.conversation(messages, chosen)
                     continue
-                text = render_chat(template, ours.settings, messages, chosen)
+                text = render_chat(template, result.settings, messages, chosen)
                 assert text == expected
                 rendered_count += 1
     assert rendered_count > 40
@@ -215,7 +215,7 @@ def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
     assert served.prompt_tokens(talk) == len("user: hello\nassistant:")
     chosen = Sampling(max_tokens=6, temperature=0.0)
     both = [served.generate(talk, chosen) for _ in range(2)]  # at the same time
-    pieces = [list(each) for each in zip(*both, strict=True)]
+    pieces = [list(item) for item in zip(*both, strict=True)]
     assert all(a == b for a, b in pieces)
     assert sum(a.tokens for a, _ in pieces) == 6
     assert pieces[-1][0].finish == "length"
@@ -254,8 +254,8 @@ def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) ->
         load_program(path, config)
     tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers reads its file")
     letters = {chr(i): i for i in range(256)}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
-    made.save(str(tmp_path / "tokenizer.json"))
+    result = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    result.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(LINES)
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": None}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))

@@ -67,8 +67,8 @@ def test_answers_are_iterated_without_holding_the_event_loop(model: llm.Model) -
             return "".join([delta.text async for delta in answer])
 
         async def pieces() -> str:
-            found = model.generate_async("ab", max_tokens=8, grammar="[0-9]{8}")
-            return "".join([piece.text async for piece in found])
+            result = model.generate_async("ab", max_tokens=8, grammar="[0-9]{8}")
+            return "".join([piece.text async for piece in result])
 
         return list(await asyncio.gather(text(), pieces()))
 
@@ -114,18 +114,18 @@ def test_the_chat_command_keeps_the_conversation(
     type_lines(
         monkeypatch, "one", "", "two", "/undo", "/what", "three", "/clear", "four", "/exit", "x"
     )
-    given = ["chat", "m", "--system", "be", "--grammar", "[a-z]{3}", "--option", "shout=true"]
-    assert cli.main(given) == 0
-    found = capsys.readouterr()
-    answers = found.out.split()
+    inputs = ["chat", "m", "--system", "be", "--grammar", "[a-z]{3}", "--option", "shout=true"]
+    assert cli.main(inputs) == 0
+    result = capsys.readouterr()
+    answers = result.out.split()
     assert len(answers) == 4 and all(re.fullmatch("[a-z]{3}", answer) for answer in answers)
     system, one = {"role": "system", "content": "be"}, {"role": "user", "content": "one"}
-    said = {"role": "assistant", "content": answers[0]}
+    message = {"role": "assistant", "content": answers[0]}
     assert asked[0][0] == [system, one] and asked[0][1]["options"] == {"shout": True}
-    assert asked[1][0] == [system, one, said, {"role": "user", "content": "two"}]
-    assert asked[2][0] == [system, one, said, {"role": "user", "content": "three"}]
+    assert asked[1][0] == [system, one, message, {"role": "user", "content": "two"}]
+    assert asked[2][0] == [system, one, message, {"role": "user", "content": "three"}]
     assert asked[3][0] == [system, {"role": "user", "content": "four"}]
-    assert "there is no command '/what'" in found.err
+    assert "there is no command '/what'" in result.err
 
 
 def test_an_interrupt_ends_an_answer_and_not_the_chat(
@@ -158,9 +158,9 @@ def test_the_generate_command_answers_a_file_in_its_form(
     (tmp_path / "prompts").write_text(f'"ab"\n\n{json.dumps(SAYS)}\n')
     schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
     (tmp_path / "schema.json").write_text(json.dumps(schema))
-    given = ["generate", "m", "--prompts", str(tmp_path / "prompts")]
+    inputs = ["generate", "m", "--prompts", str(tmp_path / "prompts")]
     for form in (str(tmp_path / "schema.json"), json.dumps(schema)):
-        assert cli.main([*given, "--schema", form]) == 0
+        assert cli.main([*inputs, "--schema", form]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert len(lines) == 2 and all(json.loads(line["text"])["x"] in (1, 2) for line in lines)
     for wrong, message in (
@@ -168,8 +168,8 @@ def test_the_generate_command_answers_a_file_in_its_form(
         (["--schema", "{}", "--grammar", "a"], "give a grammar or a schema, not both"),
         (["text"], "give prompts in a file or one as an argument, not both"),
     ):
-        assert cli.main([*given[:2], *wrong, *given[2:]]) == 1
+        assert cli.main([*inputs[:2], *wrong, *inputs[2:]]) == 1
         assert message in capsys.readouterr().err
     (tmp_path / "prompts").write_text("3\n")
-    assert cli.main(given) == 1
+    assert cli.main(inputs) == 1
     assert "line 1: a text or a list of messages expected" in capsys.readouterr().err

@@ -145,14 +145,16 @@ def answer_of(served: DecoderTextModel, request: TextRequest) -> tuple[str, list
 @pytest.mark.parametrize("seed", range(3))
 def test_calls_can_be_forced(served: DecoderTextModel, seed: int) -> None:
     assert isinstance(served, RequestEngine)
-    said = (Message("user", "hi"),)
+    message = (Message("user", "hi"),)
     sampling = Sampling(seed=seed, max_tokens=120)
-    request = TextRequest(said, tools=tuple(TOOLS), tool_choice="function:add", sampling=sampling)
+    request = TextRequest(
+        message, tools=tuple(TOOLS), tool_choice="function:add", sampling=sampling
+    )
     text, (call,), finish = answer_of(served, request)
     arguments = json.loads(call.arguments)
     assert call.name == "add" and type(arguments["x"]) is int and arguments["y"] in ("a", "b")
     assert text == "" and finish == "stop"
-    request = TextRequest(said, tools=tuple(TOOLS), tool_choice="required", sampling=sampling)
+    request = TextRequest(message, tools=tuple(TOOLS), tool_choice="required", sampling=sampling)
     assert answer_of(served, request)[1][0].name in ("clock", "add")
 
 

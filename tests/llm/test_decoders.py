@@ -34,8 +34,8 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
     """As the interpreter has them: nothing is compiled."""
     checkpoint = tiny(name)
     expected = Reference(checkpoint, CONTEXT).logits(IDS[:24])
-    found = forward(checkpoint, IDS, (17, 1, 6), "debug")
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual = forward(checkpoint, IDS, (17, 1, 6), "debug")
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 @alike(2)
@@ -43,8 +43,8 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
 def test_compiled_logits_are_those_of_the_reference(name: str) -> None:
     checkpoint = tiny(name)
     expected = Reference(checkpoint, CONTEXT).logits(IDS)
-    found = forward(checkpoint, IDS, (30, 1, 1, 8), "vm")
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual = forward(checkpoint, IDS, (30, 1, 1, 8), "vm")
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def transformers_model(checkpoint: Memory) -> Any:  # noqa: ANN401  # of that package
@@ -58,12 +58,12 @@ def transformers_model(checkpoint: Memory) -> Any:  # noqa: ANN401  # of that pa
         config["rope_parameters"] = config.pop("rope_scaling")
     of = kind.config_class
     of = transformers.Gemma3TextConfig if kind.__name__ == "Gemma3ForCausalLM" else of
-    made = kind(of(**config, attn_implementation="eager")).eval()
+    result = kind(of(**config, attn_implementation="eager")).eval()
     weights = {name: torch.from_numpy(np.array(checkpoint[name].data)) for name in checkpoint}
-    unexpected = made.load_state_dict(weights, strict=False).unexpected_keys
+    unexpected = result.load_state_dict(weights, strict=False).unexpected_keys
     assert not unexpected
-    made.tie_weights()
-    return made
+    result.tie_weights()
+    return result
 
 
 @pytest.mark.filterwarnings("ignore")  # of that package
@@ -86,11 +86,11 @@ def test_greedy_text_is_that_of_transformers() -> None:
 
     model = llm.load(checkpoint, page=16, sequences=1)
     prompt = IDS[:12].tolist()
-    found = model.engine.run([prompt], Sampling(max_tokens=200))[0]
+    actual = model.engine.run([prompt], Sampling(max_tokens=200))[0]
     with torch.no_grad():
-        expected = other(torch.tensor([[*prompt, *found]])).logits[0].numpy().argmax(-1)
-    assert len(found) == 200
-    assert found == expected[len(prompt) - 1 : -1].tolist()
+        expected = other(torch.tensor([[*prompt, *actual]])).logits[0].numpy().argmax(-1)
+    assert len(actual) == 200
+    assert actual == expected[len(prompt) - 1 : -1].tolist()
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
@@ -144,8 +144,8 @@ def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str)
 
 
 def test_ends_that_are_no_tokens_never_come() -> None:
-    for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
-        assert read_config(config_of("llama", eos_token_id=given)).end_tokens == expected
+    for argument, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
+        assert read_config(config_of("llama", eos_token_id=argument)).end_tokens == expected
     with pytest.raises(ImportModelError, match="'max_position_embeddings': a positive number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
@@ -204,16 +204,16 @@ def test_a_context_that_the_model_cannot_have_is_refused() -> None:
 def test_weights_in_blocks_are_multiplied_as_they_are(format: str) -> None:
     """Exact where nothing is rounded to bytes; near where the processor multiplies these."""
     size = 256 if format.endswith("_k") else 64
-    made = tiny("llama", hidden_size=size, intermediate_size=size)
+    result = tiny("llama", hidden_size=size, intermediate_size=size)
     tensors = {
-        name: Weight.of(name, each.data, format) if each.data.ndim == 2 else each
-        for name, each in made.tensors.items()
+        name: Weight.of(name, tensor.data, format) if tensor.data.ndim == 2 else tensor
+        for name, tensor in result.tensors.items()
     }
-    decoded = {name: plain(name, each.values()) for name, each in tensors.items()}
-    expected = Reference(Memory(made.config, decoded), CONTEXT).logits(IDS)
+    decoded = {name: plain(name, tensor.values()) for name, tensor in tensors.items()}
+    expected = Reference(Memory(result.config, decoded), CONTEXT).logits(IDS)
     for target, within in (("llvm -mcpu=x86-64", 1e-4), ("llvm", 0.2)):
         model = llm.load(
-            Memory(made.config, tensors), context=CONTEXT, page=16, sequences=1, cache="float32",
+            Memory(result.config, tensors), context=CONTEXT, page=16, sequences=1, cache="float32",
             target=target,
         )  # fmt: skip
         error = np.abs(model.logits(IDS.tolist()) - expected)

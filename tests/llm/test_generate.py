@@ -37,9 +37,9 @@ def model() -> llm.Model:
 
 
 def test_greedy_tokens_are_the_greatest_logits(model: llm.Model) -> None:
-    found = model.engine.run([PROMPTS[1]], llm.Sampling(max_tokens=40))[0]
-    expected = Reference(tiny("llama")).logits([*PROMPTS[1], *found]).argmax(-1)
-    assert found == expected[len(PROMPTS[1]) - 1 : -1].tolist()
+    actual = model.engine.run([PROMPTS[1]], llm.Sampling(max_tokens=40))[0]
+    expected = Reference(tiny("llama")).logits([*PROMPTS[1], *actual]).argmax(-1)
+    assert actual == expected[len(PROMPTS[1]) - 1 : -1].tolist()
     np.testing.assert_allclose(
         model.logits(PROMPTS[1]), Reference(tiny("llama")).logits(PROMPTS[1]), atol=1e-4
     )
@@ -190,8 +190,10 @@ def test_logits_that_are_no_numbers_are_an_error_of_their_text(model: llm.Model)
             assert engine.run([PROMPTS[0]] * 2, asked) == [text] * 2
     begun = llm.Engine(broken, sequences=2, steps=4).submit(PROMPTS[2], waves[0])
     place = late.index(bad) + 2
-    said = rf"the text after \[.*, \.\.\.\] \(40 tokens\): the logits of token {place} are no num"
-    with pytest.raises(RunError, match=said):
+    message = (
+        rf"the text after \[.*, \.\.\.\] \(40 tokens\): the logits of token {place} are no num"
+    )
+    with pytest.raises(RunError, match=message):
         list(begun)
     assert begun.tokens == late[: late.index(bad) + 1] and begun.finish == "failed"
 
@@ -220,10 +222,10 @@ def test_a_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
         texts.add(text)
     assert len(texts) > 5
     engine = llm.Engine(model, sequences=3, steps=4)
-    wanted = [llm.Sampling(max_tokens=9, grammar=each) for each in (form, None, digits)]
-    streams = [engine.submit(PROMPTS[1], each) for each in wanted]
+    expected = [llm.Sampling(max_tokens=9, grammar=each) for each in (form, None, digits)]
+    streams = [engine.submit(PROMPTS[1], each) for each in expected]
     both = [list(stream) for stream in streams]
-    assert both == [llm.Engine(model).run([PROMPTS[1]], each)[0] for each in wanted]
+    assert both == [llm.Engine(model).run([PROMPTS[1]], each)[0] for each in expected]
     assert all(48 <= token + 32 < 58 or token == 0 for token in both[2])
 
 
@@ -270,8 +272,8 @@ def test_the_ends_of_temperature_and_penalty_keep_to_a_grammar(
             assert heat > 1e38
             continue
         for seed in range(4):
-            found = list(model.engine.submit([48, 49], replace(sampling, seed=seed)))
-            assert len(found) == 4 and all(48 <= token < 58 for token in found)
+            result = list(model.engine.submit([48, 49], replace(sampling, seed=seed)))
+            assert len(result) == 4 and all(48 <= token < 58 for token in result)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e4, 1e30, np.inf])
@@ -285,8 +287,8 @@ def test_top_k_of_one_is_greedy_at_every_temperature(model: llm.Model, temperatu
 def test_the_least_temperature_takes_the_likeliest(model: llm.Model) -> None:
     expected = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4))
     for heat in (1e-40, 1e-30, 1e-50):
-        found = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4, temperature=heat))
-        assert found == expected
+        actual = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4, temperature=heat))
+        assert actual == expected
 
 
 def test_grammars_of_the_past_take_no_memory(
@@ -315,9 +317,9 @@ def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Mo
     text = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=20))[0]
     model.ends = (text[5],)
     try:
-        found = list(model.generate(PROMPTS[0], max_tokens=20))
-        assert [p.token for p in found if p.token is not None] == text[: text.index(text[5])]
-        assert [p.finish for p in found][-1] == "stop"
+        result = list(model.generate(PROMPTS[0], max_tokens=20))
+        assert [p.token for p in result if p.token is not None] == text[: text.index(text[5])]
+        assert [p.finish for p in result][-1] == "stop"
         ignored = list(model.generate(PROMPTS[0], max_tokens=20, ignore_end=True))
         assert [p.token for p in ignored] == text
         assert [p.finish for p in ignored][-2:] == ["", "length"]
@@ -367,10 +369,10 @@ def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     first, second, waiting = (engine.submit(PROMPTS[n]) for n in range(3))
     decode = model.decode
 
-    def closing(*given: Any) -> list[list[int]]:  # noqa: ANN401
+    def closing(*argument: Any) -> list[list[int]]:  # noqa: ANN401
         second.close()
         waiting.close()
-        return decode(*given)
+        return decode(*argument)
 
     next(first), next(second)
     model.decode = closing  # type: ignore[method-assign]
@@ -397,14 +399,14 @@ def test_a_stream_may_be_closed_when_a_step_ends(model: llm.Model) -> None:
 
 def test_two_engines_of_one_model_have_grammars_of_their_own(model: llm.Model) -> None:
     forms = {pattern: llm.Grammar.of(pattern, LETTERS) for pattern in ("[0-9]{20}", "[A-Z]{30}")}
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
 
     def make(pattern: str) -> None:
         engine = llm.Engine(model, sequences=2)
         assert model.logits([1, 2]).shape == (2, 97)
         asked = llm.Sampling(grammar=forms[pattern], temperature=1.0)
-        made = [engine.run([[5], [7]], asked) for _ in range(3)]
-        found[pattern] = [bytes(tokens).decode() for each in made for tokens in each]
+        output = [engine.run([[5], [7]], asked) for _ in range(3)]
+        result[pattern] = [bytes(tokens).decode() for each in output for tokens in each]
 
     threads = [threading.Thread(target=make, args=(pattern,)) for pattern in forms]
     for thread in threads:
@@ -412,7 +414,7 @@ def test_two_engines_of_one_model_have_grammars_of_their_own(model: llm.Model) -
     for thread in threads:
         thread.join()
     for pattern in forms:
-        assert all(re.fullmatch(pattern, text) for text in found[pattern]), found
+        assert all(re.fullmatch(pattern, text) for text in result[pattern]), result
 
 
 def test_invalid_generation_requests_are_refused(model: llm.Model) -> None:
@@ -563,21 +565,21 @@ def test_the_command_prints_tokens_as_they_come(
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
     write_safetensors(tmp_path / "model.safetensors", whole.tensors)
     tokens = ",".join(map(str, PROMPTS[1]))
-    given = ["generate", str(tmp_path), "--tokens", tokens, "--max-tokens", "6"]
-    assert cli.main(given) == 0
-    found = capsys.readouterr()
+    inputs = ["generate", str(tmp_path), "--tokens", tokens, "--max-tokens", "6"]
+    assert cli.main(inputs) == 0
+    actual = capsys.readouterr()
     expected = model.engine.run([PROMPTS[1]], llm.Sampling(max_tokens=6))[0]
-    assert [int(each) for each in found.out.split()] == expected
-    assert found.err.startswith("prompt: 17 tokens, ")
-    assert "answer: 6 tokens" in found.err
+    assert [int(each) for each in actual.out.split()] == expected
+    assert actual.err.startswith("prompt: 17 tokens, ")
+    assert "answer: 6 tokens" in actual.err
     with pytest.raises(SystemExit):
-        cli.main([*given, "--threads", "0"])
+        cli.main([*inputs, "--threads", "0"])
     assert "--threads: expected a whole number above 0, got '0'" in capsys.readouterr().err
-    assert cli.main([*given[:2], "text", *given[2:]]) == 1
+    assert cli.main([*inputs[:2], "text", *inputs[2:]]) == 1
     assert "--tokens: give a prompt as text or as tokens, not both" in capsys.readouterr().err
-    assert cli.main([*given, "--proposals", "2"]) == 1
+    assert cli.main([*inputs, "--proposals", "2"]) == 1
     assert "'proposals' are those of a 'draft', which is not given" in capsys.readouterr().err
-    assert cli.main([*given[:2], "text"]) == 1
+    assert cli.main([*inputs[:2], "text"]) == 1
     assert "no tokenizer" in capsys.readouterr().err
     assert cli.main(["generate", str(tmp_path / "none"), "text"]) == 1
     assert "no such file or folder" in capsys.readouterr().err
@@ -585,28 +587,28 @@ def test_the_command_prints_tokens_as_they_come(
 
 @pytest.mark.parametrize("small", ["llama", "qwen2"], ids=["itself", "another"])
 def test_speculative_decoding_does_not_change_texts(model: llm.Model, small: str) -> None:
-    made = llm.load(tiny("llama"), page=16, sequences=4, draft=tiny(small), proposals=3)
+    result = llm.load(tiny("llama"), page=16, sequences=4, draft=tiny(small), proposals=3)
     for sampling in (llm.Sampling(max_tokens=12), SAMPLED):
         alone = [llm.Engine(model, sequences=1).run([p], sampling)[0] for p in PROMPTS]
         for sequences, chunk, steps in ((1, 512, 1), (5, 32, 9)):
-            engine = llm.Engine(made, sequences=sequences, chunk=chunk, steps=steps)
+            engine = llm.Engine(result, sequences=sequences, chunk=chunk, steps=steps)
             assert engine.run(PROMPTS, sampling) == alone
-            assert engine.pages.num_available == sequences * made.most_pages
+            assert engine.pages.num_available == sequences * result.most_pages
 
 
 def test_speculative_decoding_works_with_smallest_chunk() -> None:
-    made = llm.load(tiny("llama"), draft=tiny("llama", 1), page=16, sequences=3, context=64)
+    result = llm.load(tiny("llama"), draft=tiny("llama", 1), page=16, sequences=3, context=64)
     sampling = llm.Sampling(max_tokens=6)
-    expected = made.engine.run(PROMPTS[:3], sampling)
-    assert llm.Engine(made, sequences=3, chunk=1).run(PROMPTS[:3], sampling) == expected
+    expected = result.engine.run(PROMPTS[:3], sampling)
+    assert llm.Engine(result, sequences=3, chunk=1).run(PROMPTS[:3], sampling) == expected
 
 
 def test_speculative_round_accepts_all_correct_proposals() -> None:
-    made = llm.load(tiny("llama"), page=16, sequences=1, draft=tiny("llama"), proposals=3)
-    stream = made.engine.submit(PROMPTS[1], llm.Sampling(max_tokens=12))
+    result = llm.load(tiny("llama"), page=16, sequences=1, draft=tiny("llama"), proposals=3)
+    stream = result.engine.submit(PROMPTS[1], llm.Sampling(max_tokens=12))
     counts = []
     while not stream.finish:
-        made.engine.advance(stream)
+        result.engine.advance(stream)
         counts.append(len(stream.tokens))
     assert counts == [1, 5, 9, 12]
 

@@ -51,11 +51,11 @@ def test_written_gguf_reads_back(tmp_path: Path, version: int) -> None:
     file = GGUFFile(tmp_path / "a.gguf")
     assert list(file) == list(written)
     for name, tensor in written.items():
-        found = file[name]
-        assert (found.format, found.shape) == (tensor.format, tensor.shape)
-        assert found.data.dtype == tensor.data.dtype and not found.data.flags.writeable
-        assert found.data.tobytes() == tensor.data.tobytes()
-        assert found.values().tobytes() == tensor.values().tobytes()
+        result = file[name]
+        assert (result.format, result.shape) == (tensor.format, tensor.shape)
+        assert result.data.dtype == tensor.data.dtype and not result.data.flags.writeable
+        assert result.data.tobytes() == tensor.data.tobytes()
+        assert result.values().tobytes() == tensor.values().tobytes()
     assert list(file.metadata) == list(ENTRIES)
     for name, value in ENTRIES.items():
         if name == "nested":
@@ -175,13 +175,13 @@ def test_sampling_defaults_are_those_of_the_generation_config(
 
 def test_names_of_a_layer(tmp_path: Path) -> None:
     model(tmp_path / "a.gguf", next(row for row in ARCHITECTURE_ROWS if row.name == "gemma3"))
-    found = set(GGUFCheckpoint(tmp_path / "a.gguf"))
+    result = set(GGUFCheckpoint(tmp_path / "a.gguf"))
     norms = "input", "post_attention", "pre_feedforward", "post_feedforward"
     layer = {f"model.layers.1.{name}_layernorm.weight" for name in norms}
     layer |= {f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
     names = "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"
     layer |= {f"model.layers.1.self_attn.{name}.weight" for name in names}
-    assert {name for name in found if ".1." in name} == layer
+    assert {name for name in result if ".1." in name} == layer
 
 
 def test_permuted_qk_rows_match_transformers(tmp_path: Path) -> None:
@@ -195,33 +195,33 @@ def test_permuted_qk_rows_match_transformers(tmp_path: Path) -> None:
         tensors["blk.1.attn_k.weight"] = Weight.of("blk.1.attn_k.weight", turned, format)
         entries = dict(GGUFFile(tmp_path / "a.gguf").metadata)
         write_gguf(tmp_path / "b.gguf", entries, list(tensors.values()))
-        found = GGUFCheckpoint(tmp_path / "b.gguf")["model.layers.1.self_attn.k_proj.weight"]
+        actual = GGUFCheckpoint(tmp_path / "b.gguf")["model.layers.1.self_attn.k_proj.weight"]
         expected = Weight.of("", original, format)
-        assert found.format == format
-        np.testing.assert_array_equal(found.values(), expected.values())
+        assert actual.format == format
+        np.testing.assert_array_equal(actual.values(), expected.values())
 
 
 def test_fused_qkv_rows_match_transformers(tmp_path: Path) -> None:
     row = next(row for row in ARCHITECTURE_ROWS if row.has_fused_qkv)
     tensors = model(tmp_path / "a.gguf", row)
-    found = GGUFCheckpoint(tmp_path / "a.gguf")
+    result = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "gpt_neox.layers.0.attention.query_key_value.weight"
     parts = tensors["blk.0.attn_qkv.weight"].values().reshape(3, HEADS, HEAD, HIDDEN)
     np.testing.assert_array_equal(
-        found[name].values().reshape(HEADS, 3, HEAD, HIDDEN), parts.swapaxes(0, 1)
+        result[name].values().reshape(HEADS, 3, HEAD, HIDDEN), parts.swapaxes(0, 1)
     )
-    assert found.config["rotary_emb_base"] == 1000.0
+    assert result.config["rotary_emb_base"] == 1000.0
 
 
 def test_gemma_norm_weights_are_offset_by_one(tmp_path: Path) -> None:
     row = next(row for row in ARCHITECTURE_ROWS if row.name == "gemma2")
     tensors = model(tmp_path / "a.gguf", row)
-    found = GGUFCheckpoint(tmp_path / "a.gguf")
+    actual = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "model.layers.0.pre_feedforward_layernorm.weight"
     expected = tensors["blk.0.ffn_norm.weight"].values() - 1
-    np.testing.assert_array_equal(found[name].values(), expected)
-    assert found.config["layer_types"] == ["sliding_attention", "full_attention"]
-    assert found.config["query_pre_attn_scalar"] == HEAD
+    np.testing.assert_array_equal(actual[name].values(), expected)
+    assert actual.config["layer_types"] == ["sliding_attention", "full_attention"]
+    assert actual.config["query_pre_attn_scalar"] == HEAD
 
 
 def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:

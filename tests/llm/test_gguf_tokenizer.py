@@ -28,24 +28,24 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 def made(path: Path, **entries: object) -> Tokenizer | None:
     """The tokenizer of a file with these entries."""
-    given = {f"tokenizer.{name.replace('__', '.')}": value for name, value in entries.items()}
-    write_gguf(path, {"general.architecture": "llama", **given}, [])
+    inputs = {f"tokenizer.{name.replace('__', '.')}": value for name, value in entries.items()}
+    write_gguf(path, {"general.architecture": "llama", **inputs}, [])
     return find_tokenizer(path, GGUFCheckpoint(path))
 
 
 def byte_level(pattern: str) -> Any:  # noqa: ANN401  # of a package without types
     """A tokenizer of pairs of bytes, trained."""
     cuts = tokenizers.pre_tokenizers
-    found = tokenizers.Tokenizer(tokenizers.models.BPE())
+    result = tokenizers.Tokenizer(tokenizers.models.BPE())
     words = cuts.Split(tokenizers.Regex(pattern), "isolated")
-    found.pre_tokenizer = cuts.Sequence([words, cuts.ByteLevel(False, use_regex=False)])
-    found.decoder = tokenizers.decoders.ByteLevel()
+    result.pre_tokenizer = cuts.Sequence([words, cuts.ByteLevel(False, use_regex=False)])
+    result.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=700, special_tokens=["<|begin|>", "<|end|>"], show_progress=False,
         initial_alphabet=cuts.ByteLevel.alphabet(),
     )  # fmt: skip
-    found.train_from_iterator(CORPUS, trainer)
-    return found
+    result.train_from_iterator(CORPUS, trainer)
+    return result
 
 
 def listed(inner: Any) -> dict[str, object]:  # noqa: ANN401  # as above
@@ -53,7 +53,7 @@ def listed(inner: Any) -> dict[str, object]:  # noqa: ANN401  # as above
     state = json.loads(inner.to_str())["model"]
     tokens = sorted(state["vocab"], key=state["vocab"].get)
     types = [CONTROL if token.startswith("<|") else NORMAL for token in tokens]
-    merges = [each if isinstance(each, str) else " ".join(each) for each in state["merges"]]
+    merges = [item if isinstance(item, str) else " ".join(item) for item in state["merges"]]
     return {"ggml__tokens": tokens, "ggml__token_type": np.array(types, np.int32),
             "ggml__merges": merges}  # fmt: skip
 
@@ -64,16 +64,16 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 @pytest.mark.parametrize("text", TEXTS)
 def test_byte_level_bpe_matches_original(tmp_path: Path, text: str) -> None:
     inner = byte_level(GPT2)
-    found = made(
+    result = made(
         tmp_path / "a.gguf", ggml__model="gpt2", ggml__pre="gpt-2", **listed(inner),
         ggml__bos_token_id=0, ggml__add_bos_token=True, chat_template="{{ bos_token }}",
     )  # fmt: skip
-    assert found is not None
-    tokens = found.encode(text)
+    assert result is not None
+    tokens = result.encode(text)
     assert tokens == [0, *inner.encode(text).ids]
-    assert found.decode(tokens) == text.replace("<|end|>", "")
-    assert found.conversation([]) == [0], "the template is the file's"
-    kept = found.token_bytes(inner.get_vocab_size())
+    assert result.decode(tokens) == text.replace("<|end|>", "")
+    assert result.conversation([]) == [0], "the template is the file's"
+    kept = result.token_bytes(inner.get_vocab_size())
     assert kept[0] is None, "it only says something about a text"
     assert b"".join(kept[n] or b"" for n in tokens) == text.replace("<|end|>", "").encode()
 
@@ -116,17 +116,17 @@ def test_score_bpe_matches_greedy_merging(tmp_path: Path, seed: int) -> None:
     tokens = [*PIECES, *PARTS]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PARTS)]
     scores = [0.0] * len(PIECES) + [score[part] for part in PARTS]
-    found = made(
+    result = made(
         tmp_path / "a.gguf", ggml__model="llama", ggml__tokens=tokens,
         ggml__scores=np.array(scores, np.float32), ggml__token_type=np.array(types, np.int32),
         ggml__bos_token_id=1, ggml__eos_token_id=2, ggml__unknown_token_id=0,
     )  # fmt: skip
-    assert found is not None
+    assert result is not None
     text = "".join(rng.choice(list("therndo  é漢"), 40))
-    numbers = found.encode(text)
+    numbers = result.encode(text)
     assert numbers[0] == 1, "texts begin with a token"
     assert [tokens[n] for n in numbers[1:]] == joined(text, score)
-    assert found.decode(numbers) == text
+    assert result.decode(numbers) == text
 
 
 def test_a_token_may_be_as_long_as_a_text() -> None:
@@ -154,15 +154,15 @@ def test_unigram_matches_tokenizers(tmp_path: Path) -> None:
     )
     inner.train_from_iterator(CORPUS, trainer)
     pairs = json.loads(inner.to_str())["model"]["vocab"]
-    found = made(
+    result = made(
         tmp_path / "a.gguf", ggml__model="t5", ggml__tokens=[name for name, _ in pairs],
         ggml__scores=np.array([score for _, score in pairs], np.float32),
         ggml__token_type=np.array([UNKNOWN] + [NORMAL] * (len(pairs) - 1), np.int32),
         ggml__unknown_token_id=0, ggml__add_eos_token=False,
     )  # fmt: skip
-    assert found is not None
+    assert result is not None
     for text in CORPUS:
-        assert found.encode(text) == inner.encode(text).ids
+        assert result.encode(text) == inner.encode(text).ids
 
 
 def test_unknown_tokenizer_kind_gives_none(tmp_path: Path) -> None:

@@ -86,13 +86,13 @@ class Text:
 
 @pytest.fixture
 def gated(model: llm.Model) -> Iterator[Gated]:
-    made = Gated(model)
-    yield made
-    made.loop.close()
-    made.open()
-    made.loop._thread.join(WAIT)
-    assert not made.loop._thread.is_alive()
-    assert made.engine.pages.num_available == 2 * model.most_pages
+    result = Gated(model)
+    yield result
+    result.loop.close()
+    result.open()
+    result.loop._thread.join(WAIT)
+    assert not result.loop._thread.is_alive()
+    assert result.engine.pages.num_available == 2 * model.most_pages
 
 
 def alone(model: llm.Model, prompt: list[int], count: int) -> list[int]:

@@ -25,9 +25,9 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 
 
 def some_tensors() -> dict[str, Weight]:
-    given = {"a": ("float32", (3, 4)), "b.c": ("float16", (5,)), "d": ("bfloat16", (2, 0, 3))}
-    given["e"] = ("bfloat16", ())
-    return {name: Weight.of(name, numbers(*shape), kind) for name, (kind, shape) in given.items()}
+    inputs = {"a": ("float32", (3, 4)), "b.c": ("float16", (5,)), "d": ("bfloat16", (2, 0, 3))}
+    inputs["e"] = ("bfloat16", ())
+    return {name: Weight.of(name, numbers(*shape), kind) for name, (kind, shape) in inputs.items()}
 
 
 def folder(path: Path) -> Path:
@@ -42,10 +42,10 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     written = some_tensors()
     assert list(checkpoint) == list(written) and checkpoint.config == {"hidden_size": 4}
     for name, tensor in written.items():
-        found = checkpoint[name]
-        assert (found.name, found.format, found.shape) == (name, tensor.format, tensor.shape)
-        assert found.data.tobytes() == tensor.data.tobytes() and not found.data.flags.writeable
-        assert found.values().dtype == np.float32
+        result = checkpoint[name]
+        assert (result.name, result.format, result.shape) == (name, tensor.format, tensor.shape)
+        assert result.data.tobytes() == tensor.data.tobytes() and not result.data.flags.writeable
+        assert result.values().dtype == np.float32
     with pytest.raises(KeyError):
         checkpoint["z"]
 
@@ -87,16 +87,16 @@ def test_shards_are_read(tmp_path: Path) -> None:
 
 def test_the_package_agrees(tmp_path: Path) -> None:
     package = pytest.importorskip("safetensors.numpy", reason="needs the package safetensors")
-    given = {"x": numbers(2, 3), "y": numbers(4).astype(np.float16)}
-    package.save_file(given, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    inputs = {"x": numbers(2, 3), "y": numbers(4).astype(np.float16)}
+    package.save_file(inputs, tmp_path / "a.safetensors", metadata={"format": "pt"})
     file = SafetensorsFile(tmp_path / "a.safetensors")
     assert file.metadata == {"format": "pt"}
-    for name, array in given.items():
+    for name, array in inputs.items():
         np.testing.assert_array_equal(file[name].data, array)
     write_safetensors(tmp_path / "b.safetensors", some_tensors())
-    found = package.load_file(tmp_path / "b.safetensors")
-    assert found["e"].dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(found["a"], some_tensors()["a"].data)
+    result = package.load_file(tmp_path / "b.safetensors")
+    assert result["e"].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(result["a"], some_tensors()["a"].data)
 
 
 def written(path: Path, header: object, data: bytes = b"") -> Path:

@@ -87,35 +87,35 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     c = read_config(config)
     names, width = c.names, c.heads * c.depth
     total = (c.heads + 2 * c.groups) * c.depth
-    found: dict[str, tuple[int, ...]] = {names.embedding: (c.vocabulary, c.hidden)}
+    result: dict[str, tuple[int, ...]] = {names.embedding: (c.vocabulary, c.hidden)}
     if not c.tied:
-        found[names.head[-1]] = (c.vocabulary, c.hidden)
+        result[names.head[-1]] = (c.vocabulary, c.hidden)
     norms = {names.norm: c.hidden}
     for n in range(c.layers):
         at = names.layer.format(n)
         sizes = (total,) if len(names.attention) == 1 else (width, *(c.groups * c.depth,) * 2)
         inner = c.inner * (2 if c.gated and len(names.up) == 1 else 1)
-        linear = [(each, (size, c.hidden), "attention")
-                  for each, size in zip(names.attention, sizes, strict=True)]  # fmt: skip
+        linear = [(item, (size, c.hidden), "attention")
+                  for item, size in zip(names.attention, sizes, strict=True)]  # fmt: skip
         linear.append((names.out, (c.hidden, width), "out"))
-        linear += [(each, (inner, c.hidden), "mlp") for each in names.up]
+        linear += [(item, (inner, c.hidden), "mlp") for item in names.up]
         linear.append((names.down, (c.hidden, c.inner), "mlp"))
-        for each, shape, part in linear:
-            found[f"{at}{each}.weight"] = shape
+        for item, shape, part in linear:
+            result[f"{at}{item}.weight"] = shape
             if part in c.biases:
-                found[f"{at}{each}.bias"] = shape[:1]
-        for each in (names.before_attention, names.after_attention, names.before_mlp,
+                result[f"{at}{item}.bias"] = shape[:1]
+        for item in (names.before_attention, names.after_attention, names.before_mlp,
                      names.after_mlp):  # fmt: skip
-            if each:
-                norms[at + each] = c.hidden
-        for each in (names.query_norm, names.key_norm):
-            if each:
-                norms[at + each] = c.depth
-    for each, size in norms.items():
-        found[f"{each}.weight"] = (size,)
+            if item:
+                norms[at + item] = c.hidden
+        for item in (names.query_norm, names.key_norm):
+            if item:
+                norms[at + item] = c.depth
+    for item, size in norms.items():
+        result[f"{item}.weight"] = (size,)
         if c.norm == "layer":
-            found[f"{each}.bias"] = (size,)
-    return found
+            result[f"{item}.bias"] = (size,)
+    return result
 
 
 def tiny(name: str, seed: int = 0, **changes: object) -> Memory:

@@ -56,13 +56,18 @@ class HelperProcess:
 
     def _start(self) -> Connection:
         if self._connection is None:
-            ours, theirs = socket.socketpair()
-            command = [sys.executable, str(self._program), str(theirs.fileno()), *self._arguments]
+            result, reference = socket.socketpair()
+            command = [
+                sys.executable,
+                str(self._program),
+                str(reference.fileno()),
+                *self._arguments,
+            ]
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=self._variables
+                command, pass_fds=[reference.fileno()], env=self._variables
             )
-            theirs.close()
-            self._connection = Connection(ours.detach())
+            reference.close()
+            self._connection = Connection(result.detach())
         return self._connection
 
     def close(self) -> None:

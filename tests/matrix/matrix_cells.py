@@ -142,8 +142,8 @@ def _check_honoured(built: Built, cell: Cell, target: TargetRow) -> None:
     if target.target == "opencl" and is_straight and has_kernels:
         assert opencl(0).device_type in kinds, f"devices are {kinds}"
     if isinstance(target.target, str) and not target.has_opencl:
-        wanted, got = (Target.parse(t) for t in (target.target, built.executable.target))
-        assert (wanted.kind, wanted.cpu) == (got.kind, got.cpu), built.executable.target
+        expected, actual = (Target.parse(t) for t in (target.target, built.executable.target))
+        assert (expected.kind, expected.cpu) == (actual.kind, actual.cpu), built.executable.target
     assert set(built.executable.tiers) == set(built.executable.primitive_ops)
 
 

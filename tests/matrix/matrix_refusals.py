@@ -148,5 +148,5 @@ def open_fault(text: str, values: Collection[str], features: Collection[str]) ->
 
 
 def _row(rows: Sequence[Refusal], text: str, present: set[str]) -> Refusal | None:
-    found = (r for r in rows if set(r.values) <= present and re.search(r.pattern, text))
-    return next(found, None)
+    result = (r for r in rows if set(r.values) <= present and re.search(r.pattern, text))
+    return next(result, None)

@@ -73,14 +73,14 @@ def signature(outcome: Outcome) -> str:
     """Return what two outcomes of one fault have in common: its kind and, without numbers and
     names in quotes, what is said."""
     lines = outcome.text.strip().splitlines() or [""]
-    said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return f"{outcome.kind} {re.sub(r'[0-9]+|`[^`]*`', '', said)[:60]}"
+    message = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return f"{outcome.kind} {re.sub(r'[0-9]+|`[^`]*`', '', message)[:60]}"
 
 
 def smallest(worker: Worker, find: Find) -> str:
     """Return the text of the smallest program that shows a fault."""
-    wanted = signature(find.outcome)
-    shows = lambda choices: signature(worker.run(find.cell, None, choices)) == wanted  # noqa: E731
+    expected = signature(find.outcome)
+    shows = lambda choices: signature(worker.run(find.cell, None, choices)) == expected  # noqa: E731
     return worker.text(shrink(worker.choices(find.seed), shows, SHRINK_ATTEMPTS))
 
 

@@ -218,9 +218,9 @@ def from_c(built: Built, calls: Calls, resources: Resources) -> Results:
         cons, nil = LIBRARY.get_type("List")[1:]
         file.write(struct.pack("qqq", cons.tag, nil.tag, len(calls)))
         for args in calls:
-            given = [*args, *[STATE] * states]
-            file.write(struct.pack("q", len(given)))
-            for arg in given:
+            inputs = [*args, *[STATE] * states]
+            file.write(struct.pack("q", len(inputs)))
+            for arg in inputs:
                 _write_record(file, arg)
     assert built.executable is not None
     devices = built.executable.raw.devices if built.executor.is_graph else []

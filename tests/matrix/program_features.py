@@ -233,7 +233,7 @@ def closure(s: Scope, kind: Type, depth: int) -> Expr | None:
     callee_kind = FuncType([arg], kind)
     if "branch" in s.maker.allowed and choices.integer(0, 1):
         test, scopes = grow(s, BOOL, 0), (s.inside(), s.inside())
-        callee: Expr = If(test, *(function(each, callee_kind, depth) for each in scopes))
+        callee: Expr = If(test, *(function(scope, callee_kind, depth) for scope in scopes))
         s.maker.features.add("branch")
     else:
         param = s.maker.variable(INT)

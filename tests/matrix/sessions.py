@@ -131,4 +131,4 @@ class GraphSession(_Explicit):
             self._graph.set_input(index, _array(arg))
         self._graph.run()
         outputs = (self._graph.get_output(i) for i in range(self._graph.get_num_outputs()))
-        return [_array(each) for each in outputs]
+        return [_array(output) for output in outputs]

@@ -145,8 +145,8 @@ def test_a_refusal_is_documented_for_the_values_that_it_is_about_alone() -> None
 @pytest.mark.quick
 def test_the_page_prints_every_refusal() -> None:
     printed = rows_of(PAGE.read_text())
-    wanted = [f"{n}. `{said}`: {why}." for n, (said, why) in enumerate(sentences(), 1)]
-    assert printed == wanted
+    expected = [f"{n}. `{message}`: {why}." for n, (message, why) in enumerate(sentences(), 1)]
+    assert printed == expected
 
 
 @pytest.mark.quick
@@ -156,7 +156,9 @@ def test_table_entry_is_yes_refusal_or_untested() -> None:
     lines = page_of(record).splitlines()
     row = next(line for line in lines if line.startswith("| let |"))
     assert row == "| let | yes | . | . | . | . |"
-    (call,) = [n for n, (said, _) in enumerate(sentences(), 1) if said == NO_CALLS[0].sentence]
+    (call,) = [
+        n for n, (message, _) in enumerate(sentences(), 1) if message == NO_CALLS[0].sentence
+    ]
     assert entry(("debug", ".eki"), Record()) == f"[{call}](#refusals)"
 
 

@@ -65,5 +65,5 @@ def test_a_loop_program_is_a_pytorch_module() -> None:
     module(x, y, out)
     np.testing.assert_allclose(out.numpy(), (x @ y).numpy(), rtol=1e-4)
     assert "prim_func" in module.script()
-    made = as_torch(product)(8)
-    assert made.func.params[0].shape[0] == 8
+    transformed = as_torch(product)(8)
+    assert transformed.func.params[0].shape[0] == 8

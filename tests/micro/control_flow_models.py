@@ -17,8 +17,8 @@ Row = tuple[str, int, list[int | None]]
 
 def node(op: str, inputs: str, outputs: str, **attrs: object) -> onnx.NodeProto:
     """A node over names in words; `-` is none."""
-    given = ["" if name == "-" else name for name in inputs.split()]
-    return helper.make_node(op, given, outputs.split(), **attrs)
+    arguments = ["" if name == "-" else name for name in inputs.split()]
+    return helper.make_node(op, arguments, outputs.split(), **attrs)
 
 
 def graph(
@@ -62,15 +62,15 @@ def loop(steps: int | None = 5) -> onnx.ModelProto:
         [("i", N, []), ("c", B, []), ("h", F, [2, 3])],
         [("c2", B, []), ("h2", F, [2, 3]), *([("s", F, [])] if steps is not None else [])],
     )  # fmt: skip
-    given, results = [("x", F, [2, 3]), ("w", F, [2, 3])], [("y", F, [2, 3])]
+    inputs, results = [("x", F, [2, 3]), ("w", F, [2, 3])], [("y", F, [2, 3])]
     constants = {"yes": np.array(True)}
     if steps is None:
-        given.append(("steps", N, []))
+        inputs.append(("steps", N, []))
     else:
         results.append(("ys", F, [steps]))
         constants["steps"] = np.array(steps)
     outputs = " ".join(name for name, *_ in results)
-    return model([node("Loop", "steps yes x", outputs, body=body)], given, results, constants)
+    return model([node("Loop", "steps yes x", outputs, body=body)], inputs, results, constants)
 
 
 def nested() -> onnx.ModelProto:

@@ -31,11 +31,11 @@ class Net:
         return self.weight((self.rng.standard_normal(shape) * scale).astype(np.float32))
 
     def add(self, op: str, *inputs: str, domain: str = "", **attrs: object) -> Net:
-        made = f"t{len(self.nodes)}"
+        result = f"t{len(self.nodes)}"
         self.nodes.append(
-            helper.make_node(op, [self.at, *inputs], [made], made, domain=domain, **attrs)
+            helper.make_node(op, [self.at, *inputs], [result], result, domain=domain, **attrs)
         )
-        self.at = made
+        self.at = result
         return self
 
     def conv(self, into: int, out: int, kernel: tuple[int, int], group: int = 1, stride: int = 1,
@@ -52,9 +52,9 @@ class Net:
         return self.add("Relu") if relu else self
 
     def model(self, out: tuple[int, ...], dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
-        given = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
+        argument = helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)
         result = helper.make_tensor_value_info(self.at, dtype, out)
-        graph = helper.make_graph(self.nodes, self.name, [given], [result], self.weights)
+        graph = helper.make_graph(self.nodes, self.name, [argument], [result], self.weights)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 

@@ -40,8 +40,8 @@ def library(path: Path, metadata: object, files: Mapping[str, bytes] | None = No
 
 
 def test_a_project_has_the_memory_that_the_library_says(tmp_path: Path) -> None:
-    made = library(tmp_path / "model.tar", about())
-    micro.generate_project("host", made, tmp_path / "p")
+    result = library(tmp_path / "model.tar", about())
+    micro.generate_project("host", result, tmp_path / "p")
     config = (tmp_path / "p/src/ek_micro_config.h").read_text()
     assert "ek_pool_ram[64]" in config
 
@@ -65,9 +65,9 @@ def test_a_project_has_the_memory_that_the_library_says(tmp_path: Path) -> None:
     ids=range(12),
 )
 def test_metadata_that_is_wrong_is_refused(metadata: object, tmp_path: Path) -> None:
-    made = library(tmp_path / "model.tar", metadata)
+    result = library(tmp_path / "model.tar", metadata)
     with pytest.raises(LoadError, match="a model library of version 7 that Ekiden wrote expected"):
-        micro.generate_project("host", made, tmp_path / "p")
+        micro.generate_project("host", result, tmp_path / "p")
     assert not (tmp_path / "p").exists()
 
 
@@ -82,9 +82,9 @@ def test_metadata_that_is_wrong_is_refused(metadata: object, tmp_path: Path) -> 
     ],
 )
 def test_files_that_have_no_place_are_refused(name: str, message: str, tmp_path: Path) -> None:
-    made = library(tmp_path / "model.tar", about(), {name: b"x"})
+    result = library(tmp_path / "model.tar", about(), {name: b"x"})
     with pytest.raises(LoadError, match=message):
-        micro.generate_project("host", made, tmp_path / "p")
+        micro.generate_project("host", result, tmp_path / "p")
 
 
 def test_an_archive_that_grows_without_end_is_refused(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def archive(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as found:
-        files = [(m.name, found.extractfile(m)) for m in found]
+    with tarfile.open(path) as result:
+        files = [(m.name, result.extractfile(m)) for m in result]
         return {name: data.read() for name, data in files if data is not None}
 
 
@@ -99,10 +99,10 @@ def test_c_programs_give_memories_and_call_run(model: Path, tmp_path: Path) -> N
     out = program.module.outputs[0].name.upper()
     (tmp_path / "main.c").write_text(PROGRAM.format(out=out))
     sources = [str(p) for p in (*tmp_path.glob("src/*.c"), tmp_path / "main.c")]
-    made = tmp_path / "program"
-    command = ["cc", *STRICT, f"-I{tmp_path}/include", *sources, "-lm", "-o", str(made)]
+    result = tmp_path / "program"
+    command = ["cc", *STRICT, f"-I{tmp_path}/include", *sources, "-lm", "-o", str(result)]
     subprocess.run(command, check=True)
-    shown = subprocess.run([str(made)], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run([str(result)], check=True, capture_output=True, text=True).stdout
     x = (np.arange(200) % 7 - 3).astype(np.float32).reshape(1, 1, 20, 10)
     expected = ekiden.compile(str(model))(x).numpy().ravel()
     np.testing.assert_allclose([float.fromhex(v) for v in shown.split()], expected, atol=1e-6)
@@ -138,10 +138,10 @@ def test_results_that_are_inputs_or_constants_are_copied(tmp_path: Path) -> None
     project.build()
     x = np.array([[1, -2], [-3, 4]], np.float32)
     with micro.Session(project.open_transport()) as session:
-        found = [y.numpy() for y in session.run(x)]
+        actual = [y.numpy() for y in session.run(x)]
     expected = [y.numpy() for y in ekiden.compile(copies())(x)]
-    for y, wanted in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(y, wanted)
+    for y, expected_value in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(y, expected_value)
 
 
 def dynamic() -> onnx.ModelProto:

@@ -47,15 +47,15 @@ def check(path: Path, template: str, target: str, folder: Path, **options: objec
     x = sample(program)
     if template in BOARDS:
         report = micro.memory_report(program, project, x)
-        made = report.predicted
-        assert (made.code, made.workspace) == (sizes.model_code, sizes.model_workspace)
-        assert abs(made.constants - sizes.model_constants) <= sizes.model_constants / 100
-        assert report.stack <= made.stack <= report.stack + 16 and made.calls == ()
+        result = report.predicted
+        assert (result.code, result.workspace) == (sizes.model_code, sizes.model_workspace)
+        assert abs(result.constants - sizes.model_constants) <= sizes.model_constants / 100
+        assert report.stack <= result.stack <= report.stack + 16 and result.calls == ()
     with micro.Session(project.open_transport()) as session:
-        (found,) = session.run(x)
+        (actual,) = session.run(x)
     expected = ekiden.compile(str(path))(x).numpy()
     exact = path.stem == "int8"
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0 if exact else 1e-5,
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=0 if exact else 1e-5,
                                atol=0 if exact else 1e-6)  # fmt: skip
 
 
@@ -127,8 +127,8 @@ def test_vectors_give_what_the_virtual_machine_gives(template: str, tmp_path: Pa
     x = np.random.default_rng(1).standard_normal((1, 5, 5, 6), np.float32)
     x[0, 0, 0, :3] = np.nan, -0.0, 3
     with micro.Session(project.open_transport()) as session:
-        found = session.run(x)
-    for a, b in zip(found, ekiden.compile(vectors())(x), strict=True):
+        result = session.run(x)
+    for a, b in zip(result, ekiden.compile(vectors())(x), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
@@ -147,9 +147,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> micro.GeneratedProject:
     onnx.save(SMALL["forest"](), folder / "forest.onnx")
     program = micro.compile(str(folder / "forest.onnx"), "c -mcpu=cortex-m7", name="votes")
     micro.export_model_library_format(program, folder / "model.tar")
-    made = micro.generate_project("host", folder / "model.tar", folder / "p", {"cflags": SANITIZE})
-    made.build()
-    return micro.GeneratedProject(made.folder)
+    result = micro.generate_project(
+        "host", folder / "model.tar", folder / "p", {"cflags": SANITIZE}
+    )
+    result.build()
+    return micro.GeneratedProject(result.folder)
 
 
 def test_a_session_loads_runs_and_measures(project: micro.GeneratedProject) -> None:
@@ -261,9 +263,9 @@ def test_a_bare_project_links(project: micro.GeneratedProject, tmp_path: Path) -
     options = {"cpu": "cortex-m33", "flash": "0x08000000:0x40000", "ram": "0x20000000:0x8000",
                "frame_bytes": 4096, "flash_command": "test -f {firmware}"}  # fmt: skip
     library = project.folder.parent / "model.tar"
-    made = micro.generate_project("bare", library, tmp_path / "bare", options)
-    made.build()
-    made.flash()
-    assert made.sizes().ram < 0x8000
+    result = micro.generate_project("bare", library, tmp_path / "bare", options)
+    result.build()
+    result.flash()
+    assert result.sizes().ram < 0x8000
     with pytest.raises(ExportError, match="serves none"):
-        made.open_transport()
+        result.open_transport()

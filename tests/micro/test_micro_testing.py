@@ -76,10 +76,10 @@ def library(program: micro.MicroProgram, folder: Path) -> Path:
         (folder / path).write_text(text)
     flags = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-shared", "-fPIC"]
     sources = map(str, folder.glob("src/*.c"))
-    made = folder / "made.so"
-    command = ["cc", *flags, f"-I{folder}/include", *sources, "-lm", "-o", str(made)]
+    result = folder / "made.so"
+    command = ["cc", *flags, f"-I{folder}/include", *sources, "-lm", "-o", str(result)]
     subprocess.run(command, check=True)
-    return made
+    return result
 
 
 def test_a_packed_function_takes_what_its_model_takes_alone(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_unknown_memory_planners_are_refused(option: str, value: object, text: s
 def test_a_library_says_its_memory(tmp_path: Path) -> None:
     program = built(C)
     micro.export_model_library_format(program, tmp_path / "a.tar")
-    found = mlf_extract_workspace_size_bytes(tmp_path / "a.tar")
-    assert found == program.module.workspace > 0
+    result = mlf_extract_workspace_size_bytes(tmp_path / "a.tar")
+    assert result == program.module.workspace > 0
 
 
 def test_mismatched_elements_are_listed() -> None:

@@ -166,7 +166,7 @@ def _lines_of(full: str, value: object, described: set[int] | None) -> Iterator[
 
 def _members(kind: type) -> Iterator[tuple[str, str]]:
     """Yield the public members of a class that it has from Ekiden's classes."""
-    homes = [each for each in kind.__mro__ if each.__module__.startswith("ekiden")]
+    homes = [item for item in kind.__mro__ if item.__module__.startswith("ekiden")]
     for name in sorted(
         {n for home in homes for n in vars(home) if not n.startswith("_")} - LATE_MEMBERS
     ):
@@ -184,8 +184,8 @@ def _signature(value: object) -> str:
     except (TypeError, ValueError):
         return "(?)"
     parameters = [
-        each.replace(annotation=inspect.Parameter.empty, default=_default(each.default))
-        for each in signature.parameters.values()
+        parameter.replace(annotation=inspect.Parameter.empty, default=_default(parameter.default))
+        for parameter in signature.parameters.values()
     ]
     plain = inspect.Signature(parameters)
     return str(plain)
@@ -263,9 +263,9 @@ def parse(text: str) -> dict[str, str]:
 def _split(line: str) -> tuple[str, str]:
     """Return the name and the signature of a line."""
     for mark in (" nargs=", " command", "(", " module", " property", " data", " unavailable"):
-        name, found, rest = line.partition(mark)
-        if found:
-            return name, found + rest
+        name, result, rest = line.partition(mark)
+        if result:
+            return name, result + rest
     raise ValueError(f"no line of public names: {line!r}")
 
 

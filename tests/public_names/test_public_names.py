@@ -35,7 +35,7 @@ def baseline() -> dict[str, str]:
 
 
 def _is_excepted(name: str) -> bool:
-    patterns = (re.escape(each).replace(r"\*", r"\w+") for each in EXCEPTIONS)
+    patterns = (re.escape(exception).replace(r"\*", r"\w+") for exception in EXCEPTIONS)
     return any(re.fullmatch(rf"{pattern}(\..+)?", name) for pattern in patterns)
 
 
@@ -60,12 +60,12 @@ def test_public_names_are_called_as_they_were(
 @pytest.mark.slow
 def test_names_that_were_added_are_recorded() -> None:
     names = all_names()
-    wanted = added_text(names, parse(BASELINE.read_text()))
+    expected = added_text(names, parse(BASELINE.read_text()))
     unavailable = [name for name, text in names.items() if text == " unavailable"]
     recorded = parse(ADDED.read_text())
     for name in unavailable:  # what it is cannot be told where a package is missing
         recorded.pop(name, None)
-    assert {n: t for n, t in parse(wanted).items() if n not in unavailable} == recorded, (
+    assert {n: t for n, t in parse(expected).items() if n not in unavailable} == recorded, (
         f"public names changed: {COMMAND}"
     )
 
@@ -85,10 +85,10 @@ def incompatibility(old: str, new: str) -> str:
             return why
     needed = [
         name
-        for name, each in after.items()
+        for name, item in after.items()
         if name not in before
-        and each.default is inspect.Parameter.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and item.default is inspect.Parameter.empty
+        and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     ]
     return f"{needed[0]!r} must be given" if needed else ""
 
@@ -110,7 +110,7 @@ def _parameter_incompatibility(
 ) -> str:
     """Return why a parameter cannot be given as it was."""
     new = after.get(name)
-    takes_any = {each.kind for each in after.values()}
+    takes_any = {item.kind for item in after.values()}
     if new is None:
         by_name = old.kind is old.KEYWORD_ONLY and old.VAR_KEYWORD in takes_any
         by_place = old.kind is old.POSITIONAL_ONLY and old.VAR_POSITIONAL in takes_any

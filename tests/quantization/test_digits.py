@@ -63,8 +63,8 @@ def theirs(model: onnx.ModelProto, data: Array, method: str, folder: Path) -> on
             self.runs = iter(np.split(data, 4))
 
         def get_next(self) -> dict[str, Array] | None:
-            found = next(self.runs, None)
-            return None if found is None else {"x": found}
+            result = next(self.runs, None)
+            return None if result is None else {"x": result}
 
     onnx.save(model, folder / "float.onnx")
     quantization.quantize_static(
@@ -95,31 +95,31 @@ def test_integers_lose_no_more_than_those_of_onnxruntime(
     model = trained(kind, x[:1200], y[:1200])
     fresh, labels, data = x[1200:], y[1200:], x[:200]
 
-    def accuracy(found: onnx.ModelProto) -> float:
-        return float((session(found).run(None, {"x": fresh})[0].argmax(1) == labels).mean())
+    def accuracy(actual: onnx.ModelProto) -> float:
+        return float((session(actual).run(None, {"x": fresh})[0].argmax(1) == labels).mean())
 
     floats = accuracy(model)
     assert floats > 0.95
     one = 1.5 / len(labels)  # which of two digits that are as good is chosen is chance
-    for ours in methods:
-        name = METHODS[ours]
-        made = ekiden.quantize(model, data, method=ours).model
+    for ekiden_result in methods:
+        name = METHODS[ekiden_result]
+        output = ekiden.quantize(model, data, method=ekiden_result).model
         loss, their_loss = (
-            floats - accuracy(each) for each in (made, theirs(model, data, name, tmp_path))
+            floats - accuracy(item) for item in (output, theirs(model, data, name, tmp_path))
         )
-        assert loss <= max(their_loss, 0.0) + one, (ours, loss, their_loss)
-        got = ekiden.compile(made)(fresh).numpy().argmax(1)
-        assert abs(float((got == labels).mean()) - accuracy(made)) <= one
+        assert loss <= max(their_loss, 0.0) + one, (ekiden_result, loss, their_loss)
+        result = ekiden.compile(output)(fresh).numpy().argmax(1)
+        assert abs(float((result == labels).mean()) - accuracy(output)) <= one
 
-    def results(found: onnx.ModelProto) -> Array:
-        return np.asarray(session(found).run(None, {"x": fresh})[0])
+    def results(actual: onnx.ModelProto) -> Array:
+        return np.asarray(session(actual).run(None, {"x": fresh})[0])
 
-    wanted, rough = results(model), results(their_nibbles(model))
+    expected, rough = results(model), results(their_nibbles(model))
     for recipe in RECIPES:
-        got = results(ekiden.quantize(model, data, **recipe).model)
-        ratios = signal_to_noise_db(wanted, got), signal_to_noise_db(wanted, rough)
+        result = results(ekiden.quantize(model, data, **recipe).model)
+        ratios = signal_to_noise_db(expected, result), signal_to_noise_db(expected, rough)
         assert ratios[0] > ratios[1] - 1.0, (recipe, ratios)
-        right, their_right = (each.argmax(1) == labels for each in (got, rough))
+        right, their_right = (item.argmax(1) == labels for item in (result, rough))
         chance = 2.0 * np.sqrt((right != their_right).sum())  # of those that only one has right
         assert right.sum() >= their_right.sum() - max(chance, 1.0), recipe
 
@@ -137,14 +137,14 @@ def their_nibbles(model: onnx.ModelProto) -> onnx.ModelProto:
 
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
-    made = MatMulNBitsQuantizer(_with_products(whole), block_size=32, is_symmetric=True)
-    made.process()
-    return made.model.model  # type: ignore[no-any-return]  # untyped
+    result = MatMulNBitsQuantizer(_with_products(whole), block_size=32, is_symmetric=True)
+    result.process()
+    return result.model.model  # type: ignore[no-any-return]  # untyped
 
 
 def _with_products(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each Gemm as MatMul and Add, which is what it takes."""
-    weights = {each.name: each for each in model.graph.initializer}
+    weights = {item.name: item for item in model.graph.initializer}
     nodes = []
     for node in model.graph.node:
         if node.op_type != "Gemm":

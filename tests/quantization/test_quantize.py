@@ -47,8 +47,8 @@ def network(opset: int = 17, batch: int | str = "n") -> onnx.ModelProto:
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 4, 4]),
         helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 10]),
     ]
-    made = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "network", ports[:1], ports[1:], made)
+    result = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "network", ports[:1], ports[1:], result)
     opsets = [helper.make_opsetid("", opset)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
@@ -61,8 +61,8 @@ FRESH = normal(20, 3, 4, 4)
 @cache
 def wanted() -> np.ndarray:
     """What the network of floats gives."""
-    found: np.ndarray = ekiden.compile(FLOATS)(FRESH).numpy()
-    return found
+    result: np.ndarray = ekiden.compile(FLOATS)(FRESH).numpy()
+    return result
 
 
 LONG: list[tuple[dict[str, Any], float]] = [
@@ -92,12 +92,12 @@ LONG: list[tuple[dict[str, Any], float]] = [
 )
 def test_recipes_quantize_small_networks(recipe: dict[str, Any], least: float) -> None:
     """Each is near the floats, on data that were not calibrated on; both engines agree."""
-    found = ekiden.quantize(FLOATS, DATA, **recipe)
-    assert found.plan and len(found.model.SerializeToString()) < FLOATS.ByteSize()
-    got = ekiden.compile(found.model)(FRESH).numpy()
-    assert signal_to_noise_db(wanted(), got) > least
-    (theirs,) = session(found.model).run(None, {"x": FRESH})
-    assert signal_to_noise_db(theirs, got) > 30.0
+    actual = ekiden.quantize(FLOATS, DATA, **recipe)
+    assert actual.plan and len(actual.model.SerializeToString()) < FLOATS.ByteSize()
+    result = ekiden.compile(actual.model)(FRESH).numpy()
+    assert signal_to_noise_db(wanted(), result) > least
+    (reference,) = session(actual.model).run(None, {"x": FRESH})
+    assert signal_to_noise_db(reference, result) > 30.0
 
 
 def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
@@ -116,47 +116,47 @@ def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
     graph = helper.make_graph(nodes, "tied", ports[:1], ports[1:], held)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     small = ekiden.quantize(model, {"x": DATA})
-    assert [each.layer for each in small.plan.layers] == ["first", "second"]
-    floats = [each.name for each in small.model.graph.initializer if each.name in "wb"]
+    assert [item.layer for item in small.plan.layers] == ["first", "second"]
+    floats = [item.name for item in small.model.graph.initializer if item.name in "wb"]
     assert not floats, "nothing reads them any more"
-    wanted, result = (session(each).run(None, {"x": FRESH})[0] for each in (model, small.model))
+    wanted, result = (session(item).run(None, {"x": FRESH})[0] for item in (model, small.model))
     assert signal_to_noise_db(wanted, result) > 20
 
 
 def test_the_plan_says_why() -> None:
-    found = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
-    rows = {row.layer: (row.kind, row.reason) for row in found.plan.layers}
+    result = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
+    rows = {row.layer: (row.kind, row.reason) for row in result.plan.layers}
     assert rows == {
         "first": ("float", "no groups in a Conv"),
         "grouped": ("float", "no groups in a Conv"),
         "wide": ("weight", ""),
         "last": ("float", "asked for"),
     }
-    assert found.plan["wide"].snr is not None and "1 of 4 layers quantised" in str(found)
+    assert result.plan["wide"].snr is not None and "1 of 4 layers quantised" in str(result)
     odd = ekiden.quantize(FLOATS, kind="weight", group=128)
     assert odd.plan["last"].reason == "128 does not divide 32"
     broken = network()
-    weight = next(each for each in broken.graph.initializer if each.name == "w3")
+    weight = next(item for item in broken.graph.initializer if item.name == "w3")
     values = numpy_helper.to_array(weight).copy()
     values.flat[0] = np.nan
     weight.CopyFrom(numpy_helper.from_array(values, weight.name))
     row = ekiden.quantize(broken, DATA).plan["last"]
     assert (row.kind, row.reason) == ("float", "its weight has values that are not finite")
-    assert "<table" in found._repr_html_()
+    assert "<table" in result._repr_html_()
 
 
 def test_a_layer_that_errs_too_much_is_left_alone() -> None:
-    found = ekiden.quantize(FLOATS, DATA, kind="weight", bits=4, least_snr=200.0)
-    assert not found.plan and {row.reason for row in found.plan.layers} == {"below 200 dB"}
-    assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
+    actual = ekiden.quantize(FLOATS, DATA, kind="weight", bits=4, least_snr=200.0)
+    assert not actual.plan and {row.reason for row in actual.plan.layers} == {"below 200 dB"}
+    assert np.array_equal(ekiden.compile(actual.model)(FRESH).numpy(), wanted())
 
 
 def test_a_layer_that_is_not_faster_is_left_alone() -> None:
-    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e-9)
-    for row in found.plan.layers:
+    result = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e-9)
+    for row in result.plan.layers:
         assert row.float_us is not None and row.quantised_us is not None
         assert (row.kind == "float") == (row.quantised_us >= row.float_us)
-    assert QuantPlan.from_json(found.plan.json()) == found.plan
+    assert QuantPlan.from_json(result.plan.json()) == result.plan
 
 
 def test_a_whole_that_gains_too_little_is_left_alone() -> None:
@@ -167,19 +167,19 @@ def test_a_whole_that_gains_too_little_is_left_alone() -> None:
     assert str(slow).endswith(
         "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
     )
-    found = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e9)
-    assert not found.plan
-    assert np.array_equal(ekiden.compile(found.model)(FRESH).numpy(), wanted())
+    actual = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e9)
+    assert not actual.plan
+    assert np.array_equal(ekiden.compile(actual.model)(FRESH).numpy(), wanted())
 
 
 def test_explicit_plan_is_followed() -> None:
-    made = ekiden.quantize(FLOATS, DATA)
-    changed = made.plan.exclude_layer("wide", "by hand")
+    output = ekiden.quantize(FLOATS, DATA)
+    changed = output.plan.exclude_layer("wide", "by hand")
     again = QuantPlan.from_json(changed.json())
     assert again == changed
-    found = ekiden.quantize(FLOATS, DATA, plan=again)
-    count = sum(node.op_type == "QuantizeLinear" for node in found.model.graph.node)
-    assert count == 3 and "w2" in {each.name for each in found.model.graph.initializer}
+    result = ekiden.quantize(FLOATS, DATA, plan=again)
+    count = sum(node.op_type == "QuantizeLinear" for node in result.model.graph.node)
+    assert count == 3 and "w2" in {item.name for item in result.model.graph.initializer}
     with pytest.raises(ekiden.InputError, match="no layer is named 'other'"):
         again["other"]
     foreign = QuantPlan(Recipe(), (LayerPlan("other", "Conv", "static"),))
@@ -196,11 +196,11 @@ def test_layers_are_excluded_until_accuracy_budget_holds() -> None:
     recipe: dict[str, Any] = {"kind": "weight", "bits": 4}
     rough = ekiden.quantize(FLOATS, DATA, **recipe)
     loss = -accuracy(lambda feed: [ekiden.compile(rough.model)(**feed).numpy()])
-    found = ekiden.quantize(FLOATS, DATA, **recipe, accuracy=accuracy, budget=loss / 2)
-    left = [row for row in found.plan.layers if row.kind == "float"]
+    actual = ekiden.quantize(FLOATS, DATA, **recipe, accuracy=accuracy, budget=loss / 2)
+    left = [row for row in actual.plan.layers if row.kind == "float"]
     assert left and all(row.reason.startswith("accuracy -") for row in left)
-    got = ekiden.compile(found.model)(FRESH).numpy()
-    assert np.abs(got - wanted()).max() <= loss / 2 + 1e-5
+    result = ekiden.compile(actual.model)(FRESH).numpy()
+    assert np.abs(result - wanted()).max() <= loss / 2 + 1e-5
 
 
 def test_bias_correction_takes_the_mean_back() -> None:
@@ -210,17 +210,17 @@ def test_bias_correction_takes_the_mean_back() -> None:
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "only", transB=1)
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])]
     ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])]
-    made = [numpy_helper.from_array(v, n) for n, v in (("w", weight), ("b", normal(4)))]
-    graph = helper.make_graph([node], "g", ports, ends, made)
+    output = [numpy_helper.from_array(v, n) for n, v in (("w", weight), ("b", normal(4)))]
+    graph = helper.make_graph([node], "g", ports, ends, output)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     wanted = ekiden.compile(model)(data).numpy()
     shifts = []
     for corrected in (False, True):
-        found = ekiden.quantize(
+        actual = ekiden.quantize(
             model, data, per_channel=False, bias_correction=corrected, least_snr=0.0
         )
-        got = ekiden.compile(found.model)(data).numpy()
-        shifts.append(np.abs((got - wanted).mean(axis=0))[1:].max())
+        result = ekiden.compile(actual.model)(data).numpy()
+        shifts.append(np.abs((result - wanted).mean(axis=0))[1:].max())
     assert shifts[1] < shifts[0] / 3
 
 
@@ -245,15 +245,15 @@ def test_bias_correction_takes_the_mean_back() -> None:
     ],
 )
 def test_invalid_recipes_are_refused(data: object, recipe: dict[str, Any], message: str) -> None:
-    with pytest.raises(ekiden.InputError) as found:
+    with pytest.raises(ekiden.InputError) as result:
         ekiden.quantize(FLOATS, data, **recipe)
-    assert message in str(found.value)
+    assert message in str(result.value)
 
 
 def test_samples_are_cut_into_runs_of_the_models_size() -> None:
     fixed = network(batch=1)
-    found = ekiden.quantize(fixed, DATA[:3])
-    assert ekiden.compile(found.model)(FRESH[:1]).numpy().shape == (1, 10)
+    result = ekiden.quantize(fixed, DATA[:3])
+    assert ekiden.compile(result.model)(FRESH[:1]).numpy().shape == (1, 10)
     with pytest.raises(ekiden.InputError, match="takes 2 samples a run, there are 3"):
         ekiden.quantize(network(batch=2), DATA[:3])
 
@@ -263,38 +263,38 @@ def test_batch_dimension_minus_one_is_dynamic() -> None:
     model = network()
     for port in (*model.graph.input, *model.graph.output):
         port.type.tensor_type.shape.dim[0].dim_value = -1
-    found = ekiden.quantize(model, DATA[:32])
-    assert all(layer.snr for layer in found.plan.layers)
-    assert all(layer.kind == "static" for layer in found.plan.layers)
+    result = ekiden.quantize(model, DATA[:32])
+    assert all(layer.snr for layer in result.plan.layers)
+    assert all(layer.kind == "static" for layer in result.plan.layers)
 
 
 def test_old_opset_is_upgraded() -> None:
-    found = ekiden.quantize(network(11), DATA)
-    assert found.model.opset_import[0].version == 13 and len(found.plan.layers) == 4
+    result = ekiden.quantize(network(11), DATA)
+    assert result.model.opset_import[0].version == 13 and len(result.plan.layers) == 4
 
 
 def test_quantize_command_writes_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(FLOATS, tmp_path / "float.onnx")
     np.savez(tmp_path / "data.npz", x=DATA)
-    made, plan = tmp_path / "small.onnx", tmp_path / "plan.json"
-    given = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
-    assert main(["quantize", *given, "-o", str(made), "--plan-out", str(plan)]) == 0
+    output, plan = tmp_path / "small.onnx", tmp_path / "plan.json"
+    inputs = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
+    assert main(["quantize", *inputs, "-o", str(output), "--plan-out", str(plan)]) == 0
     assert "4 of 4 layers quantised" in capsys.readouterr().out
     again = tmp_path / "small.eki"
-    assert main(["quantize", *given, "-o", str(again), "--plan", str(plan)]) == 0
-    got = ekiden.load(again)(FRESH).numpy()
-    assert np.array_equal(got, ekiden.compile(made)(FRESH).numpy())
+    assert main(["quantize", *inputs, "-o", str(again), "--plan", str(plan)]) == 0
+    actual = ekiden.load(again)(FRESH).numpy()
+    assert np.array_equal(actual, ekiden.compile(output)(FRESH).numpy())
     capsys.readouterr()
     layers = ["--layers", "--dim", "n=8"]
     against = ["--against", str(tmp_path / "float.onnx")]
-    assert main(["verify", str(made), *against, *layers]) == 0
-    said = capsys.readouterr().out
-    assert "dB" in said and "c1" in said
-    assert main(["verify", str(made), *against, "--snr", "200", "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert not found["agrees"] and 20.0 < found["tensors"][0]["snr"] < 200.0
+    assert main(["verify", str(output), *against, *layers]) == 0
+    printed = capsys.readouterr().out
+    assert "dB" in printed and "c1" in printed
+    assert main(["verify", str(output), *against, "--snr", "200", "--json"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert not result["agrees"] and 20.0 < result["tensors"][0]["snr"] < 200.0
     (tmp_path / "bad.npz").write_bytes(b"nothing")
-    bad = ["quantize", given[0], "--calibrate", str(tmp_path / "bad.npz"), "-o", str(made)]
+    bad = ["quantize", inputs[0], "--calibrate", str(tmp_path / "bad.npz"), "-o", str(output)]
     assert main(bad) == 1 and "--calibrate: cannot read" in capsys.readouterr().err
     np.save(tmp_path / "one.npy", np.zeros(3, np.float32))
     bad[3] = str(tmp_path / "one.npy")
@@ -322,6 +322,6 @@ def test_ignored_options_are_refused(
 def test_the_suffix_decides_what_is_written(tmp_path: Path) -> None:
     onnx.save(FLOATS, tmp_path / "float.onnx")
     np.savez(tmp_path / "data.npz", x=DATA[:16])
-    given = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
-    assert main(["quantize", *given, "-o", str(tmp_path / "small.c")]) == 0
+    inputs = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]
+    assert main(["quantize", *inputs, "-o", str(tmp_path / "small.c")]) == 0
     assert b"__tvm_ffi_main" in (tmp_path / "small.c").read_bytes()

@@ -12,9 +12,9 @@ RNG = np.random.default_rng(0)
 
 
 def histogram(values: np.ndarray) -> Histogram:
-    made = Histogram(float(values.min()), float(values.max()))
-    made.add(values)
-    return made
+    result = Histogram(float(values.min()), float(values.max()))
+    result.add(values)
+    return result
 
 
 def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
@@ -54,8 +54,8 @@ def test_frequent_values_do_not_shrink_the_range() -> None:
     [(0.0, 2.55, 0), (-2.55, 0.0, 255), (1.0, 2.55, 0), (-1.28, 1.27, 128)],
 )
 def test_zero_is_one_of_the_levels(low: float, high: float, point: int) -> None:
-    scale, found = scale_and_zero_point(low, high)
-    assert scale == np.float32(0.01) and found == point
+    scale, result = scale_and_zero_point(low, high)
+    assert scale == np.float32(0.01) and result == point
 
 
 def test_constant_tensor_has_a_valid_range() -> None:

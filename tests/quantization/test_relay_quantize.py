@@ -54,8 +54,8 @@ DATA = [{"x": normal(*SHAPE)} for _ in range(4)]
 @cache
 def wanted() -> np.ndarray:
     """What the network of floats gives."""
-    found: np.ndarray = ekiden.compile(MODULE)(DATA[0]["x"]).numpy()
-    return found
+    result: np.ndarray = ekiden.compile(MODULE)(DATA[0]["x"]).numpy()
+    return result
 
 
 def quantised(module: IRModule, data: Any = None, **config: object) -> IRModule:  # noqa: ANN401
@@ -65,12 +65,12 @@ def quantised(module: IRModule, data: Any = None, **config: object) -> IRModule:
 
 def dtypes(module: IRModule, name: str) -> list[str]:
     """The dtype of each result of an operator."""
-    found: list[str] = []
+    result: list[str] = []
     relay.analysis.post_order_visit(
         module["main"],
-        lambda e: found.append(e.checked_type.dtype) if op_name_of(e) == name else None,
+        lambda e: result.append(e.checked_type.dtype) if op_name_of(e) == name else None,
     )
-    return found
+    return result
 
 
 @alike(4)
@@ -88,27 +88,27 @@ def dtypes(module: IRModule, name: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_result_is_near_the_floats(config: dict[str, Any], least: float) -> None:
-    made = quantised(MODULE, DATA, **config)
-    got = ekiden.compile(made)(DATA[0]["x"]).numpy()
-    assert signal_to_noise_db(wanted(), got) > least
-    assert ("qnn.conv2d" in str(made)) == (not config.get("do_simulation", False))
+    result = quantised(MODULE, DATA, **config)
+    actual = ekiden.compile(result)(DATA[0]["x"]).numpy()
+    assert signal_to_noise_db(wanted(), actual) > least
+    assert ("qnn.conv2d" in str(result)) == (not config.get("do_simulation", False))
 
 
 def test_what_is_skipped_stays_float() -> None:
     for skipped, count in ((None, 3), ((0,), 2), ((0, 2), 1), ((0, 1, 2), 0)):
-        made = quantised(MODULE, skip_conv_layers=skipped)
-        assert len(dtypes(made, "qnn.conv2d")) == count
-        assert len(dtypes(made, "nn.conv2d")) == 3 - count
-    assert dtypes(made, "qnn.dense") == []
+        result = quantised(MODULE, skip_conv_layers=skipped)
+        assert len(dtypes(result, "qnn.conv2d")) == count
+        assert len(dtypes(result, "nn.conv2d")) == 3 - count
+    assert dtypes(result, "qnn.dense") == []
     assert dtypes(quantised(MODULE, skip_dense_layer=False), "qnn.dense") == ["int32"]
     alone = quantised(MODULE, debug_enabled_ops=["nn.dense"], skip_dense_layer=False)
     assert dtypes(alone, "qnn.conv2d") == [] and dtypes(alone, "qnn.dense") == ["int32"]
 
 
 def test_values_move_as_bytes_and_are_rounded_once() -> None:
-    made = quantised(MODULE, skip_conv_layers=None)
-    assert dtypes(made, "nn.max_pool2d") == ["int8"]
-    text = str(made)
+    result = quantised(MODULE, skip_conv_layers=None)
+    assert dtypes(result, "nn.max_pool2d") == ["int8"]
+    text = str(result)
     assert text.count("qnn.quantize(%") == 1  # of the input: what lies between stays integers
     x = relay.var("x", shape=SHAPE)
     flat = relay.nn.batch_flatten(relay.nn.conv2d(x, relay.const(normal(8, 8, 3, 3))))
@@ -118,11 +118,11 @@ def test_values_move_as_bytes_and_are_rounded_once() -> None:
 def test_products_of_two_inputs() -> None:
     x, y = relay.var("x", shape=(2, 4, 8)), relay.var("y", shape=(2, 6, 8))
     module = module_of(relay.nn.batch_matmul(x, y))
-    made = quantised(module, global_scale=4.0)
-    assert dtypes(made, "qnn.batch_matmul") == ["int32"]
+    output = quantised(module, global_scale=4.0)
+    assert dtypes(output, "qnn.batch_matmul") == ["int32"]
     a, b = normal(2, 4, 8), normal(2, 6, 8)
-    got = ekiden.compile(made)(a, b).numpy()
-    assert signal_to_noise_db(a @ b.transpose(0, 2, 1), got) > 30.0
+    result = ekiden.compile(output)(a, b).numpy()
+    assert signal_to_noise_db(a @ b.transpose(0, 2, 1), result) > 30.0
 
 
 def test_dtypes_of_integers_are_left_alone() -> None:
@@ -138,10 +138,10 @@ def test_symbolic_and_empty_sizes_are_quantized(size: int) -> None:
       add(nn.dense(%x, meta[relay.Constant][0]), %y) }
     """.replace("meta[relay.Constant][0]", 'ones(shape=[3, 4], dtype="float32")')
     )
-    made = quantised(module, skip_dense_layer=False, global_scale=4.0, weight_scale="max")
+    result = quantised(module, skip_dense_layer=False, global_scale=4.0, weight_scale="max")
     x, y = normal(size, 4), normal(size, 3)
     wanted = x.sum(1, keepdims=True) + y
-    np.testing.assert_allclose(ekiden.compile(made)(x, y).numpy(), wanted, atol=0.2)
+    np.testing.assert_allclose(ekiden.compile(result)(x, y).numpy(), wanted, atol=0.2)
 
 
 def test_quantize_steps_are_module_passes() -> None:
@@ -151,9 +151,9 @@ def test_quantize_steps_are_module_passes() -> None:
         annotated = relay.quantize.annotate()(module)
         with pytest.raises(ekiden.CompileError, match="calibrate comes first"):
             relay.quantize.realize()(annotated)
-        made = relay.quantize.realize()(relay.quantize.calibrate()(annotated, None))
+        transformed = relay.quantize.realize()(relay.quantize.calibrate()(annotated, None))
     assert str(annotated).count("simulated_quantize") >= 6
-    assert len(dtypes(made, "qnn.conv2d")) == 3
+    assert len(dtypes(transformed, "qnn.conv2d")) == 3
 
 
 def test_partition_conversions_splits_the_module() -> None:
@@ -162,11 +162,11 @@ def test_partition_conversions_splits_the_module() -> None:
     config: dict[str, Any] = {"skip_conv_layers": None}
     plain = quantised(module_of(inner), **config)
     cut = quantised(module_of(inner), **config, partition_conversions="fully_integral")
-    names = {each.name_hint for each in cut.functions}
+    names = {item.name_hint for item in cut.functions}
     assert names == {"main", "quantize_inputs", "quantized_main", "dequantize_outputs"}
     assert cut["quantized_main"].checked_type.arg_types[0].dtype == "int8"
-    got, wanted = (ekiden.compile(each)(DATA[0]["x"]).numpy() for each in (cut, plain))
-    np.testing.assert_array_equal(got, wanted)
+    actual, wanted = (ekiden.compile(item)(DATA[0]["x"]).numpy() for item in (cut, plain))
+    np.testing.assert_array_equal(actual, wanted)
     last = relay.Tuple([inner, relay.exp(x)])
     both = quantised(module_of(last), **config, partition_conversions="enabled")
     assert len(ekiden.compile(both)(DATA[0]["x"])) == 2
@@ -221,7 +221,7 @@ def test_rounding_in_floats_is_an_operator() -> None:
     """Its kernel, its reference, and types that it refuses."""
     from ekiden.relay.op.annotation import simulated_quantize
 
-    steps = [relay.const(np.float32(each)) for each in (0.5, -3.0, 3.0)]
+    steps = [relay.const(np.float32(item)) for item in (0.5, -3.0, 3.0)]
     x = relay.var("x", shape=(5,))
     module = module_of(simulated_quantize(x, *steps))
     data = np.float32([0.2, 0.3, -0.8, 9.0, -9.0])

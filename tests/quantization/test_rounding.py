@@ -31,12 +31,12 @@ def samples(count: int) -> Array:
 
 def layer(transposed: bool = False) -> onnx.ModelProto:
     weight = RNG.standard_normal((24, 64)).astype(np.float32) / 8
-    made = [numpy_helper.from_array(weight if transposed else weight.T.copy(), "w")]
+    result = [numpy_helper.from_array(weight if transposed else weight.T.copy(), "w")]
     kind = ("Gemm", {"transB": 1}) if transposed else ("MatMul", {})
     node = helper.make_node(kind[0], ["x", "w"], ["y"], "only", **kind[1])
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])]
     ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 24])]
-    graph = helper.make_graph([node], "g", ports, ends, made)
+    graph = helper.make_graph([node], "g", ports, ends, result)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -58,14 +58,14 @@ def test_data_driven_rounding_reduces_the_output_error(
 ) -> None:
     """Also on data that were not calibrated on; ONNX Runtime gives the same."""
     model = layer(transposed)
-    wanted = ekiden.compile(model)(FRESH).numpy()
+    expected = ekiden.compile(model)(FRESH).numpy()
 
     def ratio(**more: object) -> float:
-        found = ekiden.quantize(model, DATA, **recipe, **more, least_snr=0.0)
-        got = ekiden.compile(found.model)(FRESH).numpy()
-        (theirs,) = session(found.model).run(None, {"x": FRESH})
-        assert signal_to_noise_db(theirs, got) > 30.0
-        return signal_to_noise_db(wanted, got)
+        actual = ekiden.quantize(model, DATA, **recipe, **more, least_snr=0.0)
+        result = ekiden.compile(actual.model)(FRESH).numpy()
+        (reference,) = session(actual.model).run(None, {"x": FRESH})
+        assert signal_to_noise_db(reference, result) > 30.0
+        return signal_to_noise_db(expected, result)
 
     nearest = ratio()
     gain = 0.0 if recipe["kind"] == "static" else 0.5
@@ -87,11 +87,11 @@ def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
         weight = rng.standard_normal((3, columns)).astype(np.float32)
         scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
         gram = rows.T @ rows
-        made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
-        assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
+        result = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
+        assert np.array_equal(result, np.round(result)) and np.abs(result).max() <= 7
         plain = ROUNDING_METHODS["nearest"].round_weight(weight, scale, (-7, 7), None)
         before += weighted_squared_error(plain * scale - weight, gram)
-        after += weighted_squared_error(made * scale - weight, gram)
+        after += weighted_squared_error(result * scale - weight, gram)
     assert after <= before * (1 + 1e-6) + 1e-9  # of one column they are the same
 
 
@@ -104,10 +104,10 @@ def test_learned_rounding_is_near_the_best_of_all() -> None:
         gram, weight = rows.T @ rows, rng.standard_normal((1, 6)).astype(np.float32) * 3
         scale = np.ones((1, 6))
         for name in ("learned", "gptq", "nearest"):
-            made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
-            sums[name] += weighted_squared_error(made - weight, gram)
-        choices = (np.floor(weight) + np.asarray(each) for each in product((0, 1), repeat=6))
-        sums["best"] += min(weighted_squared_error(each - weight, gram) for each in choices)
+            result = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
+            sums[name] += weighted_squared_error(result - weight, gram)
+        choices = (np.floor(weight) + np.asarray(item) for item in product((0, 1), repeat=6))
+        sums["best"] += min(weighted_squared_error(item - weight, gram) for item in choices)
     assert sums["learned"] <= sums["gptq"] < sums["nearest"], sums
     assert sums["learned"] - sums["best"] < 0.25 * (sums["nearest"] - sums["best"]), sums
 
@@ -117,37 +117,37 @@ def test_channels_without_data_round_to_nearest() -> None:
     weight, scale = RNG.standard_normal((2, 4)).astype(np.float32), np.full((2, 4), 0.25)
     for name in ("gptq", "learned"):
         for gram in (np.zeros((4, 4)), np.diag([1.0, 0.0, 2.0, 0.0])):
-            made = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
-            np.testing.assert_array_equal(made, np.clip(np.round(weight / scale), -7, 7))
+            result = ROUNDING_METHODS[name].round_weight(weight, scale, (-7, 7), gram)
+            np.testing.assert_array_equal(result, np.clip(np.round(weight / scale), -7, 7))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "argument",
     [
         {},
         {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]},
         {"group": 3, "auto_pad": "VALID"},
     ],
 )
-def test_convolution_gram_matrices_use_im2col(given: dict[str, Any]) -> None:
+def test_convolution_gram_matrices_use_im2col(argument: dict[str, Any]) -> None:
     """Rows times weights are what the convolution gives."""
-    groups = given.get("group", 1)
+    groups = argument.get("group", 1)
     weight = RNG.standard_normal((6, 3 // groups * 2, 3, 2)).astype(np.float32)
-    node = helper.make_node("Conv", ["x", "w"], ["y"], **given)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **argument)
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6, 7, 9])]
     if groups == 1:
         weight = RNG.standard_normal((6, 6, 3, 2)).astype(np.float32)
     ends = [onnx.ValueInfoProto(name="y")]
-    made = [numpy_helper.from_array(weight, "w")]
-    graph = helper.make_graph([node], "g", ports, ends, made)
+    result = [numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph([node], "g", ports, ends, result)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     data = RNG.standard_normal((2, 6, 7, 9)).astype(np.float32)
-    wanted = ekiden.compile(model)(data).numpy()
+    expected = ekiden.compile(model)(data).numpy()
     rows = input_rows(find_layers(model, "g")[0], data)
     parts = np.split(weight.reshape(6, -1), groups)
-    got = np.concatenate([r @ w.T for r, w in zip(rows, parts, strict=True)], axis=1)
-    got = got.reshape(2, -1, 6).transpose(0, 2, 1).reshape(wanted.shape)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    actual = np.concatenate([r @ w.T for r, w in zip(rows, parts, strict=True)], axis=1)
+    actual = actual.reshape(2, -1, 6).transpose(0, 2, 1).reshape(expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

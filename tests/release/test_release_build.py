@@ -50,8 +50,8 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    (found,) = folder.glob(pattern)
-    return found
+    (result,) = folder.glob(pattern)
+    return result
 
 
 def test_two_builds_are_equal_to_the_byte(release: Path, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_nothing_of_the_tree_is_missing_in_the_wheel(release: Path) -> None:
     names = set(zipfile.ZipFile(only(release, f"ekiden-*{platform.machine()}.whl")).namelist())
     tracked = subprocess.run(["git", "-C", str(ROOT), "ls-files", "src"], capture_output=True,
                              text=True, check=True).stdout.split()  # fmt: skip
-    wanted = {name.removeprefix("src/") for name in tracked}
-    compiled = {name for name in wanted if name.endswith((".pyx", ".pxi", ".pxd"))}
-    assert wanted - compiled - names == set()
+    expected = {name.removeprefix("src/") for name in tracked}
+    compiled = {name for name in expected if name.endswith((".pyx", ".pxi", ".pxd"))}
+    assert expected - compiled - names == set()
     assert {name for name in names if name.startswith("tests") or "/tests/" in name} == set()
 
 

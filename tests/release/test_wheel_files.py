@@ -46,15 +46,15 @@ def tree() -> dict[str, Path]:
     """The files of a wheel, from the sources and from what was compiled and installed."""
     python = ROOT / "src"
     native = include_dir().parent
-    found = {
+    result = {
         str(path.relative_to(python)): path
         for path in (python / "ekiden").rglob("*")
         if path.is_file() and path.suffix not in NOT_INSTALLED and ".mypy_cache" not in path.parts
     }
     for path in native.rglob("*"):
         if path.is_file() and path.suffix not in NOT_INSTALLED:
-            found.setdefault(f"ekiden/runtime/{path.relative_to(native)}", path)
-    return found
+            result.setdefault(f"ekiden/runtime/{path.relative_to(native)}", path)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_the_runtime_wheel_says_what_it_needs(small: Path) -> None:
         bill = json.loads(wheel.read(f"{info}/sboms/ekiden-runtime.cdx.json"))
         record = wheel.read(f"{info}/RECORD").decode().splitlines()
     assert about["Name"] == "ekiden-runtime"
-    always = [each for each in about.get_all("Requires-Dist", []) if "extra ==" not in each]
+    always = [item for item in about.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert always == ["numpy>=2.0"]
     assert bill["metadata"]["component"]["name"] == "ekiden-runtime"
     assert len(record) == len(zipfile.ZipFile(small).namelist())
@@ -110,15 +110,15 @@ def test_the_same_files_give_the_same_wheel(small: Path, tmp_path: Path) -> None
 
 def imports_of(name: str, text: str) -> set[str]:
     """The modules of Ekiden that a file imports when it is imported itself."""
-    found = set()
+    result = set()
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, name
-            found.add(str(node.module))
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            result.add(str(node.module))
+            result |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {each for each in found if each.startswith("ekiden.")}
+            result |= {alias.name for alias in node.names}
+    return {item for item in result if item.startswith("ekiden.")}
 
 
 def test_the_runtime_wheel_imports_nothing_that_is_not_in_it() -> None:
@@ -128,8 +128,8 @@ def test_the_runtime_wheel_imports_nothing_that_is_not_in_it() -> None:
     own = {as_module(n) for n in taken if n.endswith(".py")}
     for name in taken:
         if name.endswith(".py"):
-            wanted = imports_of(name, files[name].read_text()) & modules
-            assert wanted - own == set(), name
+            expected = imports_of(name, files[name].read_text()) & modules
+            assert expected - own == set(), name
 
 
 def as_module(name: str) -> str:
@@ -199,8 +199,8 @@ def test_entry_points_name_what_there_is() -> None:
         *project["scripts"].values(),
         *project["entry-points"]["torch_dynamo_backends"].values(),
     ]
-    for each in named:
-        module, _, function = each.partition(":")
+    for item in named:
+        module, _, function = item.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
 
 
@@ -208,11 +208,11 @@ def test_the_installed_metadata_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = importlib.metadata.distribution("ekiden")
     assert installed.version == ekiden.__version__ == generate_sbom.package_version()
-    needed = {generate_sbom.normalized_name(each) for each in project["dependencies"]}
-    told = {
+    needed = {generate_sbom.normalized_name(item) for item in project["dependencies"]}
+    message = {
         generate_sbom.normalized_name(r) for r in installed.requires or () if "extra ==" not in r
     }
-    assert told == needed
+    assert message == needed
 
 
 def test_the_bills_of_materials_name_every_need() -> None:
@@ -221,7 +221,7 @@ def test_the_bills_of_materials_name_every_need() -> None:
     for name, row in rows.items():
         bill = json.loads((ROOT / "sbom" / f"{name}.cdx.json").read_text())
         required = {c["name"] for c in bill["components"] if c["scope"] == "required"}
-        assert required >= {generate_sbom.normalized_name(each) for each in row["dependencies"]}
+        assert required >= {generate_sbom.normalized_name(item) for item in row["dependencies"]}
         assert bill["metadata"]["component"]["version"] == ekiden.__version__
 
 

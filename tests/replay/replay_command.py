@@ -38,8 +38,8 @@ Texts: TypeAlias = dict[str, dict[str, dict[str, str]]]
 def programs(names: Iterable[str] = ()) -> dict[str, Program]:
     """Return the programs of those names, all by default. Imports the frameworks they need; exits
     naming a program that there is not."""
-    wanted = list(names)
-    groups = dict.fromkeys(name.partition("/")[0] for name in wanted) or GROUPS
+    expected = list(names)
+    groups = dict.fromkeys(name.partition("/")[0] for name in expected) or GROUPS
     known: dict[str, Program] = {}
     for group in groups:
         if group not in GROUPS:
@@ -48,10 +48,10 @@ def programs(names: Iterable[str] = ()) -> dict[str, Program]:
             )
         table = importlib.import_module(f"{group}_replays").PROGRAMS
         known |= {f"{group}/{name}": program for name, program in table.items()}
-    for name in wanted:
+    for name in expected:
         if name not in known:
             sys.exit(f"replay: no program is called {name!r}; there are {', '.join(known)}")
-    return {name: known[name] for name in wanted or known}
+    return {name: known[name] for name in expected or known}
 
 
 def write_texts(folder: Path, names: Sequence[str], say: Callable[[str], object]) -> None:
@@ -68,11 +68,11 @@ def write_texts(folder: Path, names: Sequence[str], say: Callable[[str], object]
 
 def read_texts(folder: Path) -> Texts:
     """Return what `write_texts` has written."""
-    found: Texts = {}
+    result: Texts = {}
     for path in sorted(folder.glob("*/*/*/*.txt")):
         group, name, target, item = path.relative_to(folder).with_suffix("").parts
-        found.setdefault(f"{group}/{name}", {}).setdefault(target, {})[item] = path.read_text()
-    return found
+        result.setdefault(f"{group}/{name}", {}).setdefault(target, {})[item] = path.read_text()
+    return result
 
 
 def report(before: Texts, after: Texts, names_only: bool = False) -> list[str]:

@@ -48,9 +48,9 @@ def functions() -> None:
 
 @pytest.fixture(scope="session")
 def server(functions: None) -> Iterator[rpc.Server]:
-    made = rpc.Server(port=0, key="board")
-    yield made
-    made.terminate()
+    result = rpc.Server(port=0, key="board")
+    yield result
+    result.terminate()
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +65,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def c_server(program: Path) -> Iterator[CServer]:
-    made = CServer(program)
-    yield made
-    made.terminate()
+    result = CServer(program)
+    yield result
+    result.terminate()
 
 
 @pytest.fixture(params=["local", "server", "c"])
@@ -99,6 +99,6 @@ def web_port() -> int:
 @pytest.fixture
 def proxy(web_port: int) -> Iterator[rpc.Proxy]:
     """Where pages wait, and clients come."""
-    made = rpc.Proxy(port=0, web_port=web_port)
-    yield made
-    made.terminate()
+    result = rpc.Proxy(port=0, web_port=web_port)
+    yield result
+    result.terminate()

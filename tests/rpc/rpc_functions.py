@@ -38,11 +38,11 @@ class CServer:
         self.process.communicate()
 
 
-def compile_functions(made: Path) -> None:
+def compile_functions(result: Path) -> None:
     """Write functions.c as a library that any server loads."""
     source = Path(__file__).with_name("functions.c")
     include = f"-I{include_dir()}"
-    command = ["cc", "-shared", "-fPIC", "-O1", include, str(source), "-o", str(made)]
+    command = ["cc", "-shared", "-fPIC", "-O1", include, str(source), "-o", str(result)]
     subprocess.run(command, check=True)
 
 

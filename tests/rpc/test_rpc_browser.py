@@ -53,9 +53,9 @@ def page(tmp_path: Path, model: str, proxy: rpc.Proxy, web_port: int) -> Iterato
     """A page that has the package and nothing else, at the proxy."""
     ekiden.export(model, tmp_path / "model.eki", list(WEB_TARGETS))
     write_web_folder((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
-    with page_of(tmp_path / "site") as made:
-        made.evaluate(SERVE, f"ws://127.0.0.1:{web_port}")
-        yield made
+    with page_of(tmp_path / "site") as result:
+        result.evaluate(SERVE, f"ws://127.0.0.1:{web_port}")
+        yield result
 
 
 def test_a_browser_is_a_device_of_the_command_line(
@@ -67,8 +67,8 @@ def test_a_browser_is_a_device_of_the_command_line(
     assert main(["verify", "model.eki", "--model", model, *there]) == 0
     capsys.readouterr()
     assert main(["bench", *compiled, "--dim", "n=3", "--seconds", "0.05", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["runs"] >= 5 and found["inputs"] == {"x": "float32[3, 4]"}
+    result = json.loads(capsys.readouterr().out)
+    assert result["runs"] >= 5 and result["inputs"] == {"x": "float32[3, 4]"}
     assert main(["profile", *compiled, "--dim", "n=3", "--json", "profile.json"]) == 0
     assert "product" in capsys.readouterr().out and Path("profile.json").stat().st_size > 0
     assert main(["run", "model.eki", "--input", "x=x.npy", "--output-dir", "out", *there]) == 0

@@ -93,8 +93,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     infos = [helper.make_tensor_value_info(n, 1, ["n", d]) for n, d in (("x", 4), ("y", 3))]
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     graph = helper.make_graph([node], "page", infos[:1], infos[1:], [weight])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(made, "model.onnx")
+    graph_model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    onnx.save(graph_model, "model.onnx")
     np.save("x.npy", np.arange(8, dtype=np.float32).reshape(2, 4))
     return "model.onnx"
 
@@ -116,7 +118,7 @@ def test_run_bench_and_verify_with_a_server(
     assert '"processor": "remote board"' in Path("r.json").read_text()
     both = ["--target", "llvm", "--target", "llvm -mtriple=riscv64-linux-gnu"]
     assert main(["compile", model, "-o", "both.eki", *both]) == 0
-    for wrong, said in (
+    for wrong, message in (
         (["run", "model.eki", *there, "--target", "llvm"], "is an artifact"),
         (["run", model, "--key", "x"], "need --remote"),
         (["verify", "model.eki", "--model", model, "--target", "llvm"], "is an artifact"),
@@ -130,7 +132,7 @@ def test_run_bench_and_verify_with_a_server(
         (["tune", model, "-o", "r.json", "--dim", "n=8", "--cold", *there], "neither threads="),
     ):
         assert main(wrong) == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("machine", TARGETS)

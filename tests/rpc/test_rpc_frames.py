@@ -51,8 +51,8 @@ def sample(kind: Kind) -> bytes:
 def test_every_message_is_read_as_it_was_written(kind: Kind) -> None:
     frame = sample(kind)
     assert parse_header(frame[:8], MAX_HELLO_BYTES) == (kind, len(frame) - 8)
-    found = parse_body(kind, frame[8:], NoHandles())
-    assert serialize_frame(kind, found, NoHandles()) == frame
+    result = parse_body(kind, frame[8:], NoHandles())
+    assert serialize_frame(kind, result, NoHandles()) == frame
 
 
 def test_message_tables_are_complete() -> None:
@@ -115,21 +115,23 @@ def test_invalid_headers_are_frame_errors(head: bytes) -> None:
 
 def mutate(rng: random.Random, frame: bytes) -> bytes:
     """A frame with some bytes changed, put in, taken out, or the head of another."""
-    made = bytearray(frame)
+    result = bytearray(frame)
     for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(made) + 1)
+        at = rng.randrange(len(result) + 1)
         match rng.randrange(5):
-            case 0 if at < len(made):
-                made[at] = rng.randrange(256)
+            case 0 if at < len(result):
+                result[at] = rng.randrange(256)
             case 1:
-                made[at:at] = rng.randbytes(rng.randrange(1, 9))
+                result[at:at] = rng.randbytes(rng.randrange(1, 9))
             case 2:
-                del made[at : at + rng.randrange(1, 9)]
-            case 3 if at + 4 <= len(made):
-                made[at : at + 4] = rng.choice((b"\xff" * 4, bytes(4), b"\0\0\0\x80", b"\0\1\0\0"))
+                del result[at : at + rng.randrange(1, 9)]
+            case 3 if at + 4 <= len(result):
+                result[at : at + 4] = rng.choice(
+                    (b"\xff" * 4, bytes(4), b"\0\0\0\x80", b"\0\1\0\0")
+                )
             case 4:
-                made[at:] = b""
-    return bytes(made)
+                result[at:] = b""
+    return bytes(result)
 
 
 def count_refused(count: int, seed: int) -> int:
@@ -167,16 +169,16 @@ HELLO = bytes(
 def talk(port: int, *frames: bytes) -> bytes:
     """What a server says to bytes, until it ends or waits for more."""
     with socket.create_connection(("127.0.0.1", port), 60) as stream:
-        got = b""
+        result = b""
         try:
             for frame in frames:
                 stream.sendall(frame)
             stream.shutdown(socket.SHUT_WR)
             while piece := stream.recv(1 << 16):
-                got += piece
+                result += piece
         except OSError:  # it had enough
             pass
-        return got
+        return result
 
 
 def drive(port: int, count: int, seed: int, said: Callable[[bytes], None]) -> None:
@@ -201,15 +203,15 @@ def test_a_server_lives_through_mutated_sessions(server: rpc.Server) -> None:
     [sample(Kind.RETURN), sample(Kind.PUT), HELLO, b"GET / HT"],
 )
 def test_unexpected_messages_end_the_session(server: rpc.Server, frame: bytes) -> None:
-    found = talk(server.port, HELLO, frame)
-    at = 8 + struct.unpack_from("<I", found)[0]
-    assert found[4] == Kind.HELLO and found[at + 4] == Kind.ERROR
-    assert b"FrameError" in found[at:]
+    result = talk(server.port, HELLO, frame)
+    at = 8 + struct.unpack_from("<I", result)[0]
+    assert result[4] == Kind.HELLO and result[at + 4] == Kind.ERROR
+    assert b"FrameError" in result[at:]
 
 
 def test_silent_clients_do_not_block_others(server: rpc.Server) -> None:
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
     with rpc.connect("127.0.0.1", server.port, "board") as session:
         assert session.get_function("tests.rpc.echo")(1) == 1
-    for each in silent:
-        each.close()
+    for item in silent:
+        item.close()

@@ -132,8 +132,8 @@ def test_a_server_in_c_lives_through_mutated_sessions(c_server: CServer) -> None
 
 @pytest.mark.parametrize("frame", [sample(Kind.RETURN), sample(Kind.PUT), HELLO, b"GET / HT"])
 def test_unexpected_messages_end_a_c_session(c_server: CServer, frame: bytes) -> None:
-    found = talk(c_server.port, HELLO, frame)
-    assert found[4] == Kind.HELLO and b"FrameError" in found
+    result = talk(c_server.port, HELLO, frame)
+    assert result[4] == Kind.HELLO and b"FrameError" in result
 
 
 def test_c_server_sessions_do_not_leak(c_server: CServer) -> None:

@@ -22,11 +22,11 @@ def resources(pid: int) -> tuple[int, int]:
 
 def folders(pid: int) -> set[Path]:
     """Those of the sessions that run."""
-    found = set()
+    result = set()
     for child in children(pid):
         with suppress(OSError):  # it has ended
-            found.add(Path(os.readlink(f"/proc/{child}/cwd")))
-    return {folder for folder in found if folder.name.startswith("ekiden-session-")}
+            result.add(Path(os.readlink(f"/proc/{child}/cwd")))
+    return {folder for folder in result if folder.name.startswith("ekiden-session-")}
 
 
 def one_session(port: int, rng: random.Random, pid: int) -> set[Path]:
@@ -47,9 +47,9 @@ def one_session(port: int, rng: random.Random, pid: int) -> set[Path]:
                 while True:
                     tensor.numpy()
         case 3:
-            for each in children(pid)[:1]:
+            for child in children(pid)[:1]:
                 with suppress(ProcessLookupError):  # that of another session, which has ended
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(child, signal.SIGKILL)
         case _:
             tensor.numpy()
     return used

@@ -21,9 +21,9 @@ from long_runs import sizes
 
 @pytest.fixture
 def tracker() -> Iterator[rpc.Tracker]:
-    made = rpc.Tracker(port=0)
-    yield made
-    made.terminate()
+    result = rpc.Tracker(port=0)
+    yield result
+    result.terminate()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_devices_register_and_leave(
 ) -> None:
     one, two = device(tracker, key), device(tracker, key, custom_addr="elsewhere")
     until(client, free(2, key))
-    addresses = [each["addr"] for each in client.summary()["server_info"]]
+    addresses = [item["addr"] for item in client.summary()["server_info"]]
     assert sorted(map(str, addresses)) == sorted(
         map(str, (["127.0.0.1", one.port], ["elsewhere", two.port]))
     )
@@ -71,7 +71,7 @@ def test_devices_register_and_leave(
 def test_a_device_that_moved_is_where_it_is_now(client: rpc.TrackerSession) -> None:
     for port in (1, 2, 2):
         client._send_request(Kind.PUT, "board", "elsewhere", port, "match")
-    assert [each["addr"] for each in client.summary()["server_info"]] == [["elsewhere", 2]]
+    assert [item["addr"] for item in client.summary()["server_info"]] == [["elsewhere", 2]]
     assert free(1)(client.summary())
 
 
@@ -81,8 +81,8 @@ def test_a_request_waits_and_the_highest_priority_is_first(
     order: list[int] = []
 
     def ask(priority: int) -> None:
-        mine = rpc.connect_tracker("127.0.0.1", tracker.port)
-        with mine, mine.request("board", priority=priority):
+        result = rpc.connect_tracker("127.0.0.1", tracker.port)
+        with result, result.request("board", priority=priority):
             order.append(priority)
 
     threads = []
@@ -93,8 +93,8 @@ def test_a_request_waits_and_the_highest_priority_is_first(
             client, lambda s, n=count: s["queue_info"].get("board", {"pending": 0})["pending"] == n
         )  # type: ignore[misc]  # bound now
     server = device(tracker)
-    for each in threads:
-        each.join(30)
+    for thread in threads:
+        thread.join(30)
     assert order == [5, 3, 1]
     server.terminate()
 
@@ -182,8 +182,8 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
         session = client.request("far", session_timeout=0.4)
         while True:
             session.get_function("tests.rpc.echo")
-    for each in servers:
-        each.terminate()
+    for item in servers:
+        item.terminate()
     until(client, lambda s: not s["server_info"])
     proxy.terminate()
 
@@ -244,8 +244,8 @@ class Fleet:
             session.close()
 
     def terminate(self) -> None:
-        for each in (*self.devices, self.tracker):
-            each.terminate()
+        for item in (*self.devices, self.tracker):
+            item.terminate()
 
 
 @sizes("turns", 12, 300)
@@ -261,8 +261,8 @@ def test_devices_and_trackers_are_killed_at_random(turns: int) -> None:
     with rpc.connect_tracker("127.0.0.1", fleet.port) as client:
         until(client, free(2))
         until(client, lambda s: s["queue_info"]["board"]["pending"] == 0)
-        addresses = sorted(each["addr"][1] for each in client.summary()["server_info"])  # type: ignore[index]
-        assert addresses == sorted(each.port for each in fleet.devices)
+        addresses = sorted(item["addr"][1] for item in client.summary()["server_info"])  # type: ignore[index]
+        assert addresses == sorted(item.port for item in fleet.devices)
         with client.request("board") as one, client.request("board") as other:
             assert one.get_function("tests.rpc.echo")(1) == 1
             assert other.get_function("tests.rpc.echo")(2) == 2

@@ -72,13 +72,13 @@ def connection(port: int, key: Key, newest: ssl.TLSVersion | None = None) -> ssl
 
 def says(stream: ssl.SSLSocket) -> bytes:
     """What the server says after its token."""
-    got = b""
+    result = b""
     try:
         while piece := stream.recv(4096):
-            got += piece
+            result += piece
     except OSError:
         pass
-    return got[32:]
+    return result[32:]
 
 
 def test_a_token_of_another_channel_is_worth_nothing(locked: rpc.Server, key: Path) -> None:
@@ -109,10 +109,10 @@ def test_plain_messages_to_a_server_with_a_key(locked: rpc.Server) -> None:
         plain.sendall(b"\x20\0\0\0\1\0\0\0" + bytes(32))
         plain.settimeout(20)
         try:
-            said = plain.recv(1000)
+            message = plain.recv(1000)
         except ConnectionResetError:
-            said = b""
-    assert said[:1] in (b"", b"\x15")  # nothing, or TLS's alert
+            message = b""
+    assert message[:1] in (b"", b"\x15")  # nothing, or TLS's alert
 
 
 def test_trackers_and_proxies_have_keys_too(key: Path) -> None:
@@ -125,8 +125,8 @@ def test_trackers_and_proxies_have_keys_too(key: Path) -> None:
         assert session.get_function("tests.rpc.echo")(1) == 1
     with pytest.raises(rpc.RPCError):
         rpc.connect_tracker(*where).summary()
-    for each in (server, proxy, tracker):
-        each.terminate()
+    for item in (server, proxy, tracker):
+        item.terminate()
 
 
 def test_key_files_are_private_and_validated(tmp_path: Path, key: Path) -> None:
@@ -270,8 +270,8 @@ def test_an_archive_is_loaded_where_nothing_may_be_written(
     with rpc.connect("127.0.0.1", hostile.port) as session:
         session.upload(tmp_path / "net.tar")
         main = session.load_module("net.tar")["main"]
-        found = main(session.cpu(0).array(np.array([-1, 0, 2], "float32")))
-        assert found.numpy().tolist() == [0, 0, 2]
+        result = main(session.cpu(0).array(np.array([-1, 0, 2], "float32")))
+        assert result.numpy().tolist() == [0, 0, 2]
 
 
 def test_sessions_need_the_runtime_alone() -> None:

@@ -33,8 +33,8 @@ from long_runs import share
     ],
 )  # fmt: skip
 def test_values_cross_both_ways(remote: rpc.RPCSession, value: object) -> None:
-    found = function(remote, "echo")(value)
-    assert found == value and type(found) is type(value)
+    result = function(remote, "echo")(value)
+    assert result == value and type(result) is type(value)
 
 
 def test_scalars_of_numpy_are_numbers(remote: rpc.RPCSession) -> None:
@@ -157,8 +157,8 @@ def test_session_files_upload_download_and_remove(remote: rpc.RPCSession, tmp_pa
     assert remote.listdir() == "empty,large.bin"
     assert remote.download("large.bin") == data and remote.download("empty") == b""
     room, seen = bytearray(len(data) + 5), list[int]()
-    found = remote.download("large.bin", lambda done, size: seen.append(done), into=room)
-    assert found == data and room[: len(data)] == data and not any(room[len(data) :])
+    result = remote.download("large.bin", lambda done, size: seen.append(done), into=room)
+    assert result == data and room[: len(data)] == data and not any(room[len(data) :])
     assert seen[-1] == len(data) and len(seen) > 8
     with pytest.raises(ValueError, match="room for 9437184 bytes expected, got 5"):
         remote.download("large.bin", into=bytearray(5))
@@ -293,9 +293,9 @@ def _check_machine(
 ) -> None:
     """The virtual machine's face over a program there."""
     machine = ekiden.runtime.vm.VirtualMachine(module, remote.cpu())
-    found = machine.invoke("main", value)
-    assert isinstance(found, rpc.RemoteTensor)
-    np.testing.assert_array_equal(found.numpy(), wanted)
+    actual = machine.invoke("main", value)
+    assert isinstance(actual, rpc.RemoteTensor)
+    np.testing.assert_array_equal(actual.numpy(), wanted)
     np.testing.assert_array_equal(machine.invoke("main", x=value).numpy(), wanted)
     out = ekiden.nd.array(np.zeros_like(value), remote.cpu())
     machine.invoke_with_outputs("main", {"x": value}, [out])
@@ -329,14 +329,18 @@ def test_algebraic_data_crosses_with_its_tensors(
     ones = np.ones(4, "float32")
     x = ones if way == "here" else ekiden.nd.array(ones, remote.cpu())
     nil = ADT(0, ())
-    for data, wanted in ((nil, 1.0), (ADT(1, (x, nil)), 2.0), (ADT(1, [x, ADT(1, [x, nil])]), 2.0)):
+    for data, expected in (
+        (nil, 1.0),
+        (ADT(1, (x, nil)), 2.0),
+        (ADT(1, [x, ADT(1, [x, nil])]), 2.0),
+    ):
         if way == "set_input":
             machine.set_input("main", x, data)
             result = machine.run()
         else:
             result = machine.invoke("main", x, data)
         assert isinstance(result, rpc.RemoteTensor)
-        assert result.numpy().tolist() == [wanted] * 4
+        assert result.numpy().tolist() == [expected] * 4
     deep = nil
     for _ in range(5000):
         deep = ADT(1, (x, deep))
@@ -378,16 +382,16 @@ def test_two_clients_at_once(server: rpc.Server) -> None:
 
 def test_threads_share_a_session(remote: rpc.RPCSession) -> None:
     echo = function(remote, "echo")
-    found: list[object] = []
+    result: list[object] = []
     threads = [
-        threading.Thread(target=lambda i=i: found.extend(echo(i * 100 + j) for j in range(50)))
+        threading.Thread(target=lambda i=i: result.extend(echo(i * 100 + j) for j in range(50)))
         for i in range(4)
     ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert sorted(map(int, map(str, found))) == [i * 100 + j for i in range(4) for j in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, map(str, result))) == [i * 100 + j for i in range(4) for j in range(50)]
 
 
 def test_another_key_is_refused(server: rpc.Server) -> None:
@@ -433,8 +437,8 @@ def test_multiple_hops(server: rpc.Server) -> None:
     assert function(remote, "apply")(lambda x: x + 1, 2) == 3
     big = np.ones(3_000_000, "float32")
     assert ekiden.nd.array(big, remote.cpu()).numpy().sum() == 3_000_000
-    for wrong, said in ((["rpc.None"], "rpc.Connect"), ([*inner[:3], "x"], "not that of this")):
-        with pytest.raises(rpc.RPCError, match=said):
+    for wrong, message in ((["rpc.None"], "rpc.Connect"), ([*inner[:3], "x"], "not that of this")):
+        with pytest.raises(rpc.RPCError, match=message):
             rpc.connect("127.0.0.1", middle.port, "middle", session_constructor_args=wrong)
     middle.terminate()
 
@@ -526,14 +530,14 @@ def test_a_graph_is_created_in_a_session(remote: rpc.RPCSession, tmp_path: Path)
     kernels.export_library(tmp_path / "net.so")
     remote.upload(tmp_path / "net.so")
     there = remote.load_module("net.so")
-    made = graph_executor.create(text, there, remote.cpu())
+    result = graph_executor.create(text, there, remote.cpu())
     data = np.ones((2, 3), "float32")
-    made.set_input("x", ekiden.nd.array(data, remote.cpu()))
-    made.run()
-    np.testing.assert_array_equal(made.get_output(0).numpy(), data @ weight.T)
-    made.set_input(**{name: np.zeros_like(value.numpy()) for name, value in params.items()})
-    made.run()
-    assert not made.get_output(0).numpy().any()
+    result.set_input("x", ekiden.nd.array(data, remote.cpu()))
+    result.run()
+    np.testing.assert_array_equal(result.get_output(0).numpy(), data @ weight.T)
+    result.set_input(**{name: np.zeros_like(value.numpy()) for name, value in params.items()})
+    result.run()
+    assert not result.get_output(0).numpy().any()
     for device in (None, [remote.cpu()]):
         graph_executor.create(text, there, device).run()  # type: ignore[arg-type]
     for wrong in (ekiden.cpu(), "cpu", [remote.cpu(), ekiden.cpu()]):

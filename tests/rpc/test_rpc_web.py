@@ -40,10 +40,10 @@ def test_pages_of_other_origins_are_refused(proxy: rpc.Proxy, web_port: int) -> 
 
 def test_page_with_invalid_messages_is_dropped(proxy: rpc.Proxy, web_port: int) -> None:
     url = f"ws://127.0.0.1:{web_port}"
-    for said in (b"\xff" * 4096, "text", b""):
+    for message in (b"\xff" * 4096, "text", b""):
         with websockets.connect(url) as page:
-            page.send(said)
-            if said:
+            page.send(message)
+            if message:
                 with pytest.raises(ConnectionClosed):
                     page.recv(timeout=10)
 

@@ -48,24 +48,24 @@ def test_a_link_to_nothing_gets_its_file(tmp_path: Path) -> None:
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    result: list[bytes] = []
+    reader = threading.Thread(target=lambda: result.append(pipe.read_bytes()))
     reader.start()
     data = bytes(300_000)  # more than a pipe holds
     write_atomic(pipe, lambda file: file.write(data))
     reader.join()
-    assert got == [data] and stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert result == [data] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
 def test_an_array_goes_through_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    result: list[bytes] = []
+    reader = threading.Thread(target=lambda: result.append(pipe.read_bytes()))
     reader.start()
     write_atomic(pipe, lambda file: np.save(file, np.arange(4)))  # type: ignore[call-overload]
     reader.join()
-    assert np.load(io.BytesIO(got[0])).tolist() == [0, 1, 2, 3]
+    assert np.load(io.BytesIO(result[0])).tolist() == [0, 1, 2, 3]
 
 
 def test_a_device_stays_a_device(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_open_files_are_written_to(tmp_path: Path) -> None:
     for wrong in (io.StringIO(), 3):
         with pytest.raises(TypeError) as caught:
             write_path_or_stream(wrong, hello)  # type: ignore[arg-type]
-        wanted = "expected a path or a file open for bytes"
-        assert str(caught.value) == f"write: {wanted}, got {type(wrong).__name__}"
+        expected = "expected a path or a file open for bytes"
+        assert str(caught.value) == f"write: {expected}, got {type(wrong).__name__}"
 
 
 def test_text_is_utf8(tmp_path: Path) -> None:

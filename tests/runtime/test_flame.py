@@ -14,17 +14,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def bars(svg: str) -> dict[str, tuple[float, float, float, str]]:
     """What is said of a bar -> left, top, width, colour."""
-    made = {}
+    result = {}
     for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
         title, box = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
         assert title is not None and title.text and box is not None
         left, top, width = (float(box.attrib[key]) for key in ("x", "y", "width"))
-        made[title.text.partition(":")[0]] = (left, top, width, box.attrib["fill"])
-    return made
+        result[title.text.partition(":")[0]] = (left, top, width, box.attrib["fill"])
+    return result
 
 
 def test_calls_stand_below_their_callers() -> None:
-    found = bars(
+    result = bars(
         flame_chart([
             FlameBar("kernel", 1000, 500, "Conv 'a'"),
             FlameBar("main", 0, 4000, is_function=True),
@@ -32,11 +32,11 @@ def test_calls_stand_below_their_callers() -> None:
             FlameBar("other", 2100, 400),
         ])
     )  # fmt: skip
-    assert found["main"][:3] == (0, 0, CHART_WIDTH_PX)
-    assert found["kernel"][:3] == (CHART_WIDTH_PX / 4, ROW_HEIGHT_PX, CHART_WIDTH_PX / 8)
-    assert found["inner"][:3] == (CHART_WIDTH_PX / 2, ROW_HEIGHT_PX, CHART_WIDTH_PX / 4)
-    assert found["other"][1] == 2 * ROW_HEIGHT_PX
-    assert found["main"][3] == found["inner"][3] != found["kernel"][3]
+    assert result["main"][:3] == (0, 0, CHART_WIDTH_PX)
+    assert result["kernel"][:3] == (CHART_WIDTH_PX / 4, ROW_HEIGHT_PX, CHART_WIDTH_PX / 8)
+    assert result["inner"][:3] == (CHART_WIDTH_PX / 2, ROW_HEIGHT_PX, CHART_WIDTH_PX / 4)
+    assert result["other"][1] == 2 * ROW_HEIGHT_PX
+    assert result["main"][3] == result["inner"][3] != result["kernel"][3]
 
 
 def test_one_name_has_one_colour_and_is_escaped() -> None:

@@ -48,5 +48,5 @@ def test_numpy_is_imported_before_modules_of_it() -> None:
     it; NumPy's import of its own then got half of that.
     """
     sources = {p: p.read_text("utf-8") for p in Path(ekiden.__file__).parent.rglob("*.py")}
-    firsts = {p.name: found[1] for p, text in sources.items() if (found := FIRST.search(text))}
+    firsts = {p.name: result[1] for p, text in sources.items() if (result := FIRST.search(text))}
     assert firsts and set(firsts.values()) == {"numpy"}, firsts

@@ -48,13 +48,13 @@ def operand(letter: str) -> st.SearchStrategy[int | tuple[int, ...]]:
 def instruction(opcode: Opcode) -> st.SearchStrategy[Instruction]:
     """Any instruction of a kind."""
     letters = opcode.format.replace("n", "")
-    return st.tuples(*map(operand, letters)).map(lambda each: Instruction(opcode.name, each))
+    return st.tuples(*map(operand, letters)).map(lambda item: Instruction(opcode.name, item))
 
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(OPCODES).flatmap(instruction)))
 def test_decode_undoes_encode(code: list[Instruction]) -> None:
-    assert decode([word for each in code for word in encode(each)]) == code
+    assert decode([word for item in code for word in encode(item)]) == code
 
 
 def test_decode_accepts_unsigned_words() -> None:
@@ -181,7 +181,7 @@ def test_instructions_print(text: str) -> None:
 
 
 def test_every_instruction_is_in_the_printing_test() -> None:
-    assert [each.name for each in PRINTED.values()] == [opcode.name for opcode in OPCODES]
+    assert [item.name for item in PRINTED.values()] == [opcode.name for opcode in OPCODES]
 
 
 CHOOSE = VMFunction(

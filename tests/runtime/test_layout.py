@@ -43,7 +43,7 @@ def test_a_tensor_of_this_process_lies_as_the_layout_says() -> None:
 
     dl = layout.DLTensor
     assert word(ctypes.c_int32, dl.NDIM) == 2
-    dtype = [word(ctypes.c_uint8, dl.DTYPE + each) for each in (0, 1)]
+    dtype = [word(ctypes.c_uint8, dl.DTYPE + item) for item in (0, 1)]
     assert dtype == [layout.DTypeCode.INT, 16]
     shape = word(ctypes.c_int64, dl.SHAPE)
     assert [ctypes.c_int64.from_address(shape + 8 * i).value for i in (0, 1)] == [2, 3]
@@ -60,11 +60,11 @@ def test_runtime_services_exist() -> None:
 def test_opcode_properties_match_definitions() -> None:
     """Each is of the list, and no two that cannot be together are."""
     for opcode in OPCODES:
-        found = opcode.properties
-        assert found <= PROPERTIES
-        assert not {"pure", "ends"} <= found and not {"kernel", "long"} <= found
+        result = opcode.properties
+        assert result <= PROPERTIES
+        assert not {"pure", "ends"} <= result and not {"kernel", "long"} <= result
         jumps = not {*"jJ"}.isdisjoint(opcode.format)
-        assert not jumps or "ends" in found
+        assert not jumps or "ends" in result
         names_primitive = "p" in opcode.format
-        assert names_primitive == bool({"kernel"} & found or opcode.name == "InvokePackedValue")
+        assert names_primitive == bool({"kernel"} & result or opcode.name == "InvokePackedValue")
     assert {p for opcode in OPCODES for p in opcode.properties} == PROPERTIES

@@ -63,8 +63,10 @@ def test_hostile_bytecode_is_stopped_by_time(executor: str) -> None:
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_a_run_with_a_timeout(executor: str) -> None:
     exe = ekiden.compile(relay.parse(LOOP), executor=executor)
-    said = "^run: its limit of 0.05 s is reached, in '(loop|main)'$"  # where a busy machine stopped
-    with pytest.raises(RunLimitError, match=said):
+    message = (
+        "^run: its limit of 0.05 s is reached, in '(loop|main)'$"  # where a busy machine stopped
+    )
+    with pytest.raises(RunLimitError, match=message):
         exe(FOREVER, timeout=0.05)
     assert exe(np.int64(50)).numpy() == 0  # without one, and after it
     assert exe(np.int64(50), timeout=600).numpy() == 0
@@ -139,16 +141,16 @@ def run_with(path: Path, **variables: str) -> str:
 def test_the_environment_limits_every_run(tmp_path: Path) -> None:
     path = tmp_path / "forever.eki"
     path.write_bytes(forever().to_bytes())
-    wanted = (
+    expected = (
         "ekiden.runtime.errors.RunLimitError: run: its limit of 500 steps is reached, in 'main'"
     )
-    assert run_with(path, EKIDEN_MAX_STEPS="500") == wanted
-    wanted = (
+    assert run_with(path, EKIDEN_MAX_STEPS="500") == expected
+    expected = (
         "ValueError: EKIDEN_MAX_STEPS: a number from 1 to 9223372036854775806 expected, got '5e3'"
     )
-    assert run_with(path, EKIDEN_MAX_STEPS="5e3") == wanted
-    wanted = "ValueError: EKIDEN_MAX_DEPTH: a number from 1 to 2147483646 expected, got '0'"
-    assert run_with(path, EKIDEN_MAX_DEPTH="0") == wanted
+    assert run_with(path, EKIDEN_MAX_STEPS="5e3") == expected
+    expected = "ValueError: EKIDEN_MAX_DEPTH: a number from 1 to 2147483646 expected, got '0'"
+    assert run_with(path, EKIDEN_MAX_DEPTH="0") == expected
 
 
 def test_the_limit_of_an_executable_is_that_of_its_modules() -> None:

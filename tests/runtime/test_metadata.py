@@ -141,10 +141,10 @@ def test_deep_metadata_are_refused(tmp_path: Path) -> None:
 @pytest.mark.quick
 def test_an_executable_of_a_module_is_read_as_one_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.eki").write_bytes(small(b'{"executor": 1}'))
-    found = ekiden.runtime.load_module(str(tmp_path / "model.eki"))["get_executable"]()
+    actual = ekiden.runtime.load_module(str(tmp_path / "model.eki"))["get_executable"]()
     expected = "load executable: METADATA: executor: one of 'aot', 'async', 'vm' expected, got 1"
     with pytest.raises(ekiden.LoadError) as caught:
-        _ = found.metadata
+        _ = actual.metadata
     assert str(caught.value) == expected
 
 
@@ -171,21 +171,21 @@ DTYPES = ("object", "string", "sequence of float32", "maps to int8", "int8", "fl
 
 def places(root: Json) -> list[tuple[Json, Any]]:
     """Every (container, key) in a document."""
-    found: list[tuple[Json, Any]] = []
+    result: list[tuple[Json, Any]] = []
     stack = [root]
     while stack:
         at = stack.pop()
         keys = list(at) if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ()
-        found += [(at, key) for key in keys]
+        result += [(at, key) for key in keys]
         stack += [at[key] for key in keys]
-    return found
+    return result
 
 
 def mutate(document: Json, rng: random.Random) -> bytes:
     """A copy with one to three changes of its structure, or of its text."""
-    made = copy.deepcopy(document)
+    result = copy.deepcopy(document)
     for _ in range(rng.randint(1, 3)):
-        spots = places(made)
+        spots = places(result)
         if not spots:
             break
         at, key = rng.choice(spots)
@@ -206,7 +206,7 @@ def mutate(document: Json, rng: random.Random) -> bytes:
                 at.insert(key, copy.deepcopy(rng.choice(HOSTILE)))
             case _:
                 at[key] = [at[key]] if rng.random() < 0.5 else {str(key): at[key]}
-    text = json.dumps(made, sort_keys=True).encode()
+    text = json.dumps(result, sort_keys=True).encode()
     if rng.random() < 0.2:
         at = rng.randrange(len(text))
         text = text[:at] + bytes([rng.randrange(1, 128)]) + text[at + rng.randint(0, 2) :]

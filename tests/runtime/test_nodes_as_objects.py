@@ -56,11 +56,11 @@ def test_a_c_program_rebuilds_a_function(tmp_path: Path) -> None:
         f"-I{runtime.include_dir()}",
     ]
     program = tmp_path / "rebuild"
-    made = subprocess.run(
+    completed = subprocess.run(
         [*command, str(SOURCE), *link, f"-Wl,-rpath,{folder}", "-o", str(program)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert completed.returncode == 0, completed.stderr
     done = subprocess.run([program, sys.executable], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (PRINTED, "")
 
@@ -73,9 +73,9 @@ def through(value: object) -> object:
 def test_a_node_comes_back_as_itself() -> None:
     x = relay.var("x", shape=(2, 3))
     module = IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
-    for each in (x, module, module["main"], tir.Add(tir.Var("i"), 1), relay.TensorType((2,))):
-        assert through(each) is each
-        assert runtime.convert(each) is each
+    for item in (x, module, module["main"], tir.Add(tir.Var("i"), 1), relay.TensorType((2,))):
+        assert through(item) is item
+        assert runtime.convert(item) is item
 
 
 def test_every_class_of_nodes_is_a_type_with_its_fields() -> None:
@@ -148,10 +148,10 @@ def test_threads_hand_one_node_around() -> None:
                 wrong.append(x)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
 
 

@@ -105,11 +105,11 @@ def test_a_python_class_for_a_type_of_cpp() -> None:
             def shout(self) -> str:
                 return self.name.upper()  # type: ignore[no-any-return]
 
-        made = Named("anna")
-        assert (made.value, made.shout(), made.doubled()) == (4, "ANNA", 8)
-        back = runtime.convert(lambda x: x)(made)  # type: ignore[operator]
+        result = Named("anna")
+        assert (result.value, result.shout(), result.doubled()) == (4, "ANNA", 8)
+        back = runtime.convert(lambda x: x)(result)  # type: ignore[operator]
         assert type(back) is Named
-        assert isinstance(runtime.load_json(runtime.save_json(made)), Named)
+        assert isinstance(runtime.load_json(runtime.save_json(result)), Named)
     finally:
         runtime.register_object("kinds.Named")(before)
 

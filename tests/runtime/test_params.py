@@ -44,12 +44,12 @@ def test_every_dtype_of_the_format(name: str, tmp_path: Path) -> None:
 def test_the_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> None:
     arrays = {"a": array_of(name), "b/c": array_of(name, (0, 2)), "scalar": array_of(name, ())}
     runtime.save_params(tmp_path / "ours.safetensors", arrays, {"made by": "a test"})
-    theirs = numpy_face.load_file(tmp_path / "ours.safetensors")
+    reference = numpy_face.load_file(tmp_path / "ours.safetensors")
     numpy_face.save_file(arrays, tmp_path / "theirs.safetensors")
-    ours = runtime.load_params(tmp_path / "theirs.safetensors")
+    result = runtime.load_params(tmp_path / "theirs.safetensors")
     for key, array in arrays.items():
-        assert theirs[key].tobytes() == raw(ours[key]) == array.tobytes()
-        assert theirs[key].shape == ours[key].shape == array.shape
+        assert reference[key].tobytes() == raw(result[key]) == array.tobytes()
+        assert reference[key].shape == result[key].shape == array.shape
 
 
 def test_the_package_reads_all_our_dtypes(tmp_path: Path) -> None:

@@ -43,17 +43,17 @@ def plain(piece: chunks.ByteSource) -> bytes:
 
 
 def test_chunks_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
-    wanted = b"".join(map(plain, given))
-    assert bytes(chunks.concatenate_sources(given)) == wanted
+    inputs = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
+    expected = b"".join(map(plain, inputs))
+    assert bytes(chunks.concatenate_sources(inputs)) == expected
     for size in (chunks.THREAD_CHUNK_BYTES, 1 << 19, 1 << 10):
         monkeypatch.setattr(chunks, "THREAD_CHUNK_BYTES", size)
-        parts = list(chunks.iter_chunks(given))
-        assert b"".join(parts) == wanted and all(map(len, parts))
-        found = 0
+        parts = list(chunks.iter_chunks(inputs))
+        assert b"".join(parts) == expected and all(map(len, parts))
+        actual = 0
         for part in parts:
-            found = chunks.checksum(part, found)
-        assert found == zlib.crc32(wanted) == chunks.checksum(wanted)
+            actual = chunks.checksum(part, actual)
+        assert actual == zlib.crc32(expected) == chunks.checksum(expected)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
@@ -77,10 +77,10 @@ def written(write: Callable[[io.BytesIO], object]) -> bytes:
 
 
 def test_each_way_to_write_gives_the_same_file() -> None:
-    made = assembly()
-    whole = bytes(made.to_bytes())
-    assert len(whole) == made.size
-    assert written(made.write) == whole == written(made.write_seekable)
+    result = assembly()
+    whole = bytes(result.to_bytes())
+    assert len(whole) == result.size
+    assert written(result.write) == whole == written(result.write_seekable)
     loaded = Executable.from_bytes(whole)
     np.testing.assert_array_equal(loaded.constants[0].numpy(), ROWS.T)
     assert bytes(artifact_bytes(loaded)) == whole == loaded.to_bytes()
@@ -90,20 +90,20 @@ def test_a_file_of_no_sections_and_of_empty_ones() -> None:
     one = [SectionSource(Section.METADATA, lambda at: [b""])]
     two = [SectionSource(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
     for parts in ([], one, two):
-        made = assemble(parts)
-        assert written(made.write) == bytes(made.to_bytes()) == written(made.write_seekable)
+        result = assemble(parts)
+        assert written(result.write) == bytes(result.to_bytes()) == written(result.write_seekable)
 
 
 def test_what_an_executable_s_file_is_stays_when_the_executable_goes() -> None:
     loaded = Executable.from_bytes(assembly().to_bytes())
     view = artifact_bytes(loaded)
-    wanted = loaded.to_bytes()
+    expected = loaded.to_bytes()
     del loaded
-    assert bytes(view) == wanted and view.readonly
+    assert bytes(view) == expected and view.readonly
 
 
 def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    made = assembly()
+    result = assembly()
 
     class Full(io.BytesIO):
         def write(self, data: object, /) -> int:
@@ -112,8 +112,8 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
             return super().write(data)  # type: ignore[arg-type]
 
     def write(file: object) -> None:
-        made.write(file)  # type: ignore[arg-type]
-        made.write(Full())
+        result.write(file)  # type: ignore[arg-type]
+        result.write(Full())
 
     with pytest.raises(OSError, match="no space"):
         write_path_or_stream(tmp_path / "a.eki", write)

@@ -78,8 +78,8 @@ def test_an_archive_is_loaded_without_a_compiler(
     """An operator, a tree of modules and a network, here and where it was uploaded."""
     tree = scaled("a", 2)
     tree.import_module(scaled("b", 3))
-    for name, made in (("double", scaled("double", 2)), ("tree", tree), ("net", network())):
-        made.export_library(tmp_path / f"{name}.tar")
+    for name, result in (("double", scaled("double", 2)), ("tree", tree), ("net", network())):
+        result.export_library(tmp_path / f"{name}.tar")
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def loaded(name: str) -> runtime.Module:
@@ -90,9 +90,9 @@ def test_an_archive_is_loaded_without_a_compiler(
 
     place = runtime if session is None else session
     x, y = (place.cpu(0).array(a) if session else runtime.tensor(a) for a in (X, X.copy()))
-    for name, symbol, wanted in (("double", "double", 2), ("tree", "a", 2), ("tree", "b", 3)):
+    for name, symbol, expected in (("double", "double", 2), ("tree", "a", 2), ("tree", "b", 3)):
         loaded(name)[symbol](x, y)
-        assert y.numpy().tolist() == (X * wanted).tolist()
+        assert y.numpy().tolist() == (X * expected).tolist()
     assert ekiden.load(tmp_path / "net.tar")(-X).numpy().tolist() == [1, 1, 1]
     net = GraphModule(loaded("net")["default"](place.cpu(0)))
     net.set_input("x", -X)
@@ -174,16 +174,16 @@ def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
     lib.export_library(tmp_path / "net.so", cc=shutil.which("c++"), options=["-std=gnu++17"])
     lib.save(tmp_path / "net.eki")
     loaded = [lib, *map(runtime.load_module, (tmp_path / "net.so", tmp_path / "net.eki"))]
-    for each in loaded:
+    for item in loaded:
         for executor in (GraphModule, AotModule):
-            graph = executor(each["resnet18"](ekiden.cpu()))
+            graph = executor(item["resnet18"](ekiden.cpu()))
             graph.set_input(0, -X)
             graph.run()
             assert graph.get_output(0).numpy().tolist() == [1, 1, 1]
-        assert each["default"](ekiden.cpu()) is not None
-        assert list(each["list_module_names"]()) == ["resnet18"]
+        assert item["default"](ekiden.cpu()) is not None
+        assert list(item["list_module_names"]()) == ["resnet18"]
         with pytest.raises(InputError, match="at most 1 devices expected, got 2"):
-            each["default"](ekiden.cpu(), ekiden.cpu())
+            item["default"](ekiden.cpu(), ekiden.cpu())
     assert lib.libmod_name == "resnet18" and network().libmod_name == "default"
 
 

@@ -43,9 +43,9 @@ def test_short_repr_is_one_short_line(value: object, text: str) -> None:
 def test_an_option_that_is_no_text_is_shown_by_its_class(option: str, value: object) -> None:
     x = ekiden.relay.var("x", ekiden.relay.TensorType((2,), "float32"))
     function = ekiden.relay.Function([x], x)
-    with pytest.raises(CompileError, match=f"compile: {option}: a text expected, got ") as found:
+    with pytest.raises(CompileError, match=f"compile: {option}: a text expected, got ") as result:
         ekiden.compile(function, **{option: value})  # type: ignore[arg-type]
-    assert len(str(found.value)) < 120
-    with pytest.raises(CompileError, match="a target or a device expected, got ") as found:
+    assert len(str(result.value)) < 120
+    with pytest.raises(CompileError, match="a target or a device expected, got ") as result:
         ekiden.compile(function, target=value)  # type: ignore[arg-type]
-    assert len(str(found.value)) < 120
+    assert len(str(result.value)) < 120

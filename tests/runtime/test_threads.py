@@ -181,4 +181,4 @@ def test_objects_die_on_any_thread() -> None:
 
     in_threads(work)
     gc.collect()
-    assert not any(type(each) is Callback for each in gc.get_objects())
+    assert not any(type(item) is Callback for item in gc.get_objects())

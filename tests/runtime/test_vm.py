@@ -26,7 +26,7 @@ def program(
     primitives: Sequence[str] = (),
 ) -> runtime.Executable:
     """An executable whose one function, main, has this code, and at most three locals."""
-    words = sum(len(encode(each)) for each in code)
+    words = sum(len(encode(item)) for item in code)
     count = registers or len(params) + min(3, words)
     main = VMFunction("main", tuple(params), count, tuple(code))
     return runtime.Executable.from_bytes(write_executable([main], constants, primitives, b"", {}))
@@ -90,7 +90,7 @@ def test_tuples_go_in_and_come_out() -> None:
     a, b = np.zeros(2), np.ones((0, 3))
     out = run(program(PAIR, params=("a", "b")), a, b)
     assert isinstance(out, tuple)
-    assert [each.shape for each in out] == [(2,), (0, 3)]
+    assert [item.shape for item in out] == [(2,), (0, 3)]
     field = [make_instruction("GetField", dst=1, object=0, index=1), make_instruction("Ret", src=1)]
     np.testing.assert_array_equal(run(program(field), (a, np.arange(6.0)[::2])), [0.0, 2.0, 4.0])
 
@@ -155,7 +155,7 @@ def test_executable_describes_functions_and_constants() -> None:
     assert executable.globals == ["main"]
     assert executable.params("main") == ["left"]
     assert executable.primitives == []
-    assert executable.code("main") == (5, [word for each in code for word in encode(each)])
+    assert executable.code("main") == (5, [word for item in code for word in encode(item)])
     assert isinstance(executable.metadata, dict)
     np.testing.assert_array_equal(executable.constants[0].numpy(), constant)
     assert executable.constants[0].readonly
@@ -257,19 +257,19 @@ def test_nested_data_given_twice() -> None:
         machine = runtime.VirtualMachine(program(IDENTITY))
         for factor in (1, 3):
             np.asarray(leaf)[:] = factor
-            found = machine.invoke("main", value)
-            assert isinstance(found, runtime.ADT)
-            assert (found.tag, found[0].tag, found[0][1], found[1][1].tag) == (2, 1, 7, 3)
-            for got in (found[0][0], found[1][0]):
-                np.testing.assert_array_equal(got.numpy(), [factor] * 2)
+            result = machine.invoke("main", value)
+            assert isinstance(result, runtime.ADT)
+            assert (result.tag, result[0].tag, result[0][1], result[1][1].tag) == (2, 1, 7, 3)
+            for actual in (result[0][0], result[1][0]):
+                np.testing.assert_array_equal(actual.numpy(), [factor] * 2)
 
 
 def test_shared_parts_of_data_stay_equal_in_other_values() -> None:
     part = runtime.ADT(4, (runtime.tensor(np.ones(1)), runtime.ADT(5)))
     machine = runtime.VirtualMachine(program(IDENTITY))
     for tag in (1, 2):
-        found = machine.invoke("main", runtime.ADT(tag, (part, part)))
-        assert found.tag == tag and found[0].tag == found[1].tag == 4
+        result = machine.invoke("main", runtime.ADT(tag, (part, part)))
+        assert result.tag == tag and result[0].tag == result[1].tag == 4
 
 
 def test_columns_in_data_are_copied() -> None:
@@ -278,8 +278,8 @@ def test_columns_in_data_are_copied() -> None:
     value = runtime.ADT(1, (runtime.ADT(2, (strided,)),))
     machine = runtime.VirtualMachine(program(IDENTITY))
     for _ in range(2):
-        found = machine.invoke("main", value)
-        np.testing.assert_array_equal(found[0][0].numpy(), [1.0, 3.0, 5.0])
+        result = machine.invoke("main", value)
+        np.testing.assert_array_equal(result[0][0].numpy(), [1.0, 3.0, 5.0])
 
 
 def test_arguments_are_read_where_they_lie() -> None:
@@ -288,9 +288,9 @@ def test_arguments_are_read_where_they_lie() -> None:
     assert all(a is b for a, b in zip(runtime.run_arguments(lying), lying, strict=True))
     swapped = plain.astype(plain.dtype.newbyteorder())
     for other in (plain.T, plain[:, ::2], swapped, [1.0, 2.0], np.float32(3)):
-        (made,) = runtime.run_arguments((other,))
-        assert isinstance(made, runtime.Tensor)
-        np.testing.assert_array_equal(made.numpy(), np.asarray(other))
+        (result,) = runtime.run_arguments((other,))
+        assert isinstance(result, runtime.Tensor)
+        np.testing.assert_array_equal(result.numpy(), np.asarray(other))
     for none in (np.array(["a"]), np.array([None]), np.ones(2, "M8[s]")):
         with pytest.raises(TypeError, match="expected an array of numbers"):
             runtime.run_arguments([none])

@@ -31,22 +31,22 @@ def address(tensor: runtime.Tensor) -> int:
 
 
 def test_kernels_write_outputs_where_the_caller_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    output: list[int] = []
 
     def invoke_into(*args: object) -> object:
-        found = output_buffers.invoke_into(*args)  # type: ignore[arg-type]
-        made.extend(map(address, found))  # type: ignore[call-overload]
-        return found
+        result = output_buffers.invoke_into(*args)  # type: ignore[arg-type]
+        output.extend(map(address, result))  # type: ignore[call-overload]
+        return result
 
     monkeypatch.setattr(runtime.vm, "invoke_into", invoke_into)
     vm = machine()
     out = [nd.array(np.zeros((2, 3), np.float32)) for _ in range(2)]
     vm.invoke_with_outputs("main", {"x": X}, out)
-    assert made == list(map(address, out))
-    assert [address(t) for t in vm.get_outputs()] == made  # type: ignore[arg-type]
+    assert output == list(map(address, out))
+    assert [address(t) for t in vm.get_outputs()] == output  # type: ignore[arg-type]
     shared = nd.array(X)
     vm.invoke_with_outputs("main", {"x": shared}, [shared, out[1]])  # read while it is written
-    assert made[2] not in map(address, (shared, *out)) and made[3] == address(out[1])
+    assert output[2] not in map(address, (shared, *out)) and output[3] == address(out[1])
     np.testing.assert_array_equal(shared.numpy(), X + X)
     np.testing.assert_array_equal(out[1].numpy(), X)
     wrong = nd.array(np.zeros((3, 2), np.float32))
@@ -58,17 +58,17 @@ def test_outputs_of_a_program_that_branches_are_copied() -> None:
     text = "def @main(%x: Tensor[(2, 3), float32], %c: bool) { if (%c) { %x + %x } else { %x } }"
     vm = runtime.vm.VirtualMachine(relay.vm.compile(relay.parse(text)))
     out = nd.array(np.zeros((2, 3), np.float32))
-    for value, wanted in ((True, X + X), (False, X)):
+    for value, expected in ((True, X + X), (False, X)):
         vm.invoke_with_outputs("main", {"x": X, "c": np.asarray(value)}, [out])
-        np.testing.assert_array_equal(out.numpy(), wanted)
+        np.testing.assert_array_equal(out.numpy(), expected)
 
 
 def test_outputs_are_set_for_the_next_call() -> None:
     vm = machine()
     out = [nd.array(np.zeros((2, 3), np.float32)) for _ in range(2)]
     vm.set_outputs("main", *out)
-    for given in (X, X + 1):  # the second call is one of its own
-        vm.invoke("main", given)
+    for argument in (X, X + 1):  # the second call is one of its own
+        vm.invoke("main", argument)
         np.testing.assert_array_equal(out[0].numpy(), X + X)
         np.testing.assert_array_equal(out[1].numpy(), X)
 
@@ -101,8 +101,8 @@ def test_bytecode_and_kernels_go_apart_and_come_together() -> None:
     assert isinstance(code, bytearray) and isinstance(lib, runtime.Module)
     assert len(code) < len(exe.raw.to_bytes())
     joined = runtime.vm.Executable.load_exec(code, lib)
-    found = runtime.vm.VirtualMachine(joined).run(X)
-    np.testing.assert_array_equal(found.numpy(), exe(X).numpy())  # type: ignore[attr-defined, union-attr]
+    result = runtime.vm.VirtualMachine(joined).run(X)
+    np.testing.assert_array_equal(result.numpy(), exe(X).numpy())  # type: ignore[attr-defined, union-attr]
     alone = runtime.vm.Executable.load_exec(code)
     with pytest.raises(Exception, match=exe.primitive_ops[0]):
         runtime.vm.VirtualMachine(alone)
@@ -146,6 +146,6 @@ def test_stop_fusion_stands_between_kernels() -> None:
     for body in (apart, together):
         exe = relay.vm.compile(relay.Function([x], body))
         counts.append(len(exe.primitive_ops))
-        found = runtime.vm.VirtualMachine(exe).run(X - 3)
-        np.testing.assert_allclose(found.numpy(), np.tanh(np.maximum(X - 3, 0)), rtol=1e-6)  # type: ignore[attr-defined]
+        result = runtime.vm.VirtualMachine(exe).run(X - 3)
+        np.testing.assert_allclose(result.numpy(), np.tanh(np.maximum(X - 3, 0)), rtol=1e-6)  # type: ignore[attr-defined]
     assert counts == [2, 1]
