@@ -38,9 +38,9 @@ def agree(result: object, expected: object, rtol: float = 1e-4) -> None:
     """Assert the same structure, shapes and dtypes; values to within `rtol` and 1e-5 of the
     range.
     """
-    ours, theirs = flatten(result), flatten(expected)
-    assert len(ours) == len(theirs), f"{len(ours)} tensors, not {len(theirs)}"
-    for a, b in zip(ours, theirs, strict=True):
+    actual, reference = flatten(result), flatten(expected)
+    assert len(actual) == len(reference), f"{len(actual)} tensors, not {len(reference)}"
+    for a, b in zip(actual, reference, strict=True):
         assert a.shape == b.shape, f"{a.dtype}{a.shape}, not {b.dtype}{b.shape}"
         assert a.dtype == b.dtype, f"{a.dtype}{a.shape}, not {b.dtype}{b.shape}"
         if b.dtype.kind != "f":

@@ -121,8 +121,8 @@ class Objects:
     def _tests(self, name: str) -> list[Path]:
         """The build's tests, and the library that they load."""
         only = BUILDS[name].only
-        wanted = [*TESTS, "soak", "fuzz_load"] if only is None else only
-        sources = [HERE / f"{test}.c" for test in ("library", *wanted)]
+        expected = [*TESTS, "soak", "fuzz_load"] if only is None else only
+        sources = [HERE / f"{test}.c" for test in ("library", *expected)]
         return self._compiled(name, "tests", sources, "-O0")
 
     def _program(self, name: str, test: str) -> Path:
@@ -130,9 +130,9 @@ class Objects:
         flags, linked = BUILDS[name].flags, self.runtime(name)
         if test == "library.so":
             flags, linked = ("-shared",), []
-        (made,) = (each for each in self.tests(name) if each.stem == test.removesuffix(".so"))
+        (result,) = (item for item in self.tests(name) if item.stem == test.removesuffix(".so"))
         return made_once(
-            self._factory, f"{name}-{test}", lambda to: link([*linked, made], to, flags)
+            self._factory, f"{name}-{test}", lambda to: link([*linked, result], to, flags)
         )
 
     def _compiled(self, name: str, kind: str, sources: Sequence[Path], level: str) -> list[Path]:

@@ -214,8 +214,8 @@ _counts: list[tuple[int, float]] = []
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker tells its count to the process that reports."""
     count = (len(_round_trip.seen), _round_trip.seconds)
-    if (told := getattr(session.config, "workeroutput", None)) is not None:
-        told["round_trips"] = count
+    if (message := getattr(session.config, "workeroutput", None)) is not None:
+        message["round_trips"] = count
     else:
         _counts.append(count)
 

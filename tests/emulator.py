@@ -230,14 +230,14 @@ class Emulator:
         name = self.info.imports[(address - SERVICES) // SERVICE_SIZE]
         if name == "ek_parallel_for":
             return
-        given = [machine.reg_read(r) for r in self.of.arguments]
+        inputs = [machine.reg_read(r) for r in self.of.arguments]
         if name in OF_ABI:
-            results = OF_ABI[name](*given)
+            results = OF_ABI[name](*inputs)
             for register, result in zip(self.of.arguments, results, strict=False):
                 machine.reg_write(register, result & 0xFFFFFFFF)
             return
         bits = 8 * struct.calcsize(self.of.slot)
-        result = names[name](*given[:3]) & (1 << bits) - 1
+        result = names[name](*inputs[:3]) & (1 << bits) - 1
         machine.reg_write(self.of.arguments[0], result)
 
     def _memset(self, to: int, value: int, size: int) -> int:
@@ -270,15 +270,15 @@ class Emulator:
 
     def call(self, name: str, *arrays: np.ndarray) -> int:
         """Run a kernel; arrays get what it wrote. What the kernel returned."""
-        made = [self._tensor(a) for a in arrays]
-        values = b"".join(struct.pack(self.of.address, DLTENSOR_PTR, 0, at) for at, _ in made)
+        output = [self._tensor(a) for a in arrays]
+        values = b"".join(struct.pack(self.of.address, DLTENSOR_PTR, 0, at) for at, _ in output)
         arguments = (0, self.put(values), len(arrays), self.put(bytes(16)))
         for register, value in zip(self.of.arguments, arguments, strict=True):
             self.machine.reg_write(register, value)
         self.machine.reg_write(self.of.stack, STACK + STACK_SIZE - 64)
         self.machine.reg_write(self.of.link, SERVICES + 4092)
         self.machine.emu_start(TEXT + self.info.exports[name], SERVICES + 4092)
-        for array, (_, data) in zip(arrays, made, strict=True):
-            found = self.machine.mem_read(data, array.nbytes)
-            array[...] = np.frombuffer(found, array.dtype).reshape(array.shape)
+        for array, (_, data) in zip(arrays, output, strict=True):
+            result = self.machine.mem_read(data, array.nbytes)
+            array[...] = np.frombuffer(result, array.dtype).reshape(array.shape)
         return int(self.machine.reg_read(self.of.arguments[0])) & 0xFFFFFFFF

@@ -123,10 +123,10 @@ class Case:
     def integers(self, dtype: str, shape: Sequence[int], seed: int) -> Array:
         """All bytes, and runs of the extreme ones."""
         info = np.iinfo(dtype)
-        made = np.random.default_rng([seed, *shape]).integers(info.min, info.max + 1, shape)
-        flat = made.reshape(-1)
+        result = np.random.default_rng([seed, *shape]).integers(info.min, info.max + 1, shape)
+        flat = result.reshape(-1)
         flat[: flat.size // 8], flat[-(flat.size // 8) :] = info.max, info.min
-        return made.astype(dtype)
+        return result.astype(dtype)
 
     def feed(self) -> dict[str, Array]:
         """Its inputs."""
@@ -176,8 +176,8 @@ class _Builder:
     def scales(self) -> Array:
         """Of the weight: one, or one for each channel."""
         case = self.case
-        made = np.float32(0.01) * (1 + np.arange(case.out, dtype="float32") / case.out)
-        return made if case.per_channel else np.float32(0.01).reshape(())
+        result = np.float32(0.01) * (1 + np.arange(case.out, dtype="float32") / case.out)
+        return result if case.per_channel else np.float32(0.01).reshape(())
 
     def points(self) -> Array:
         point = self.weight_point()
@@ -210,7 +210,7 @@ class _Builder:
 
     def model(self) -> onnx.ModelProto:
         case = self.case
-        made = {
+        result = {
             "integer": self.integer,
             "dynamic": self.dynamic,
             "linear": self.linear,
@@ -226,7 +226,7 @@ class _Builder:
             wide = case.weight if case.is_quantised else "float32"
             sizes = (case.batch, case.channels, case.out)
             inputs.append(helper.make_tensor_value_info("w", KINDS[wide], sizes))
-        out = onnx.ValueInfoProto(name=made)
+        out = onnx.ValueInfoProto(name=result)
         graph = helper.make_graph(self.nodes, "case", inputs, [out], self.constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

@@ -68,5 +68,5 @@ def in_share(cases: Sequence[pytest.Function]) -> list[pytest.Function]:
         values = {by(**params)} if by else {(name, id(value)) for name, value in params.items()}
         (others if values <= seen else new).append(case)
         seen |= values
-    wanted = -(-len(cases) // one_in)
-    return new + others[: max(0, wanted - len(new))]
+    expected = -(-len(cases) // one_in)
+    return new + others[: max(0, expected - len(new))]

@@ -22,11 +22,11 @@ def pretend(cpu: str) -> None:
     NumPy and the engines that results are compared with. Raises UsageError for a processor whose
     code this machine does not run.
     """
-    real, wanted = facts.host_facts(), PROCESSORS.get(cpu)
-    if wanted is None or not Target(cpu=cpu).serves(Target.host()):
+    real, expected = facts.host_facts(), PROCESSORS.get(cpu)
+    if expected is None or not Target(cpu=cpu).serves(Target.host()):
         there = ", ".join(n for n in LEVELS if Target(cpu=n).serves(Target.host()))
         raise pytest.UsageError(f"--processor: expected one of {there}, got {cpu!r}")
-    masked = replace(real, processor=cpu, features=(), core=wanted.core)
+    masked = replace(real, processor=cpu, features=(), core=expected.core)
     facts.host_facts = lambda: masked  # type: ignore[assignment]
     target._host_machine.cache_clear()
 

@@ -45,13 +45,13 @@ def product(a: Array, b: Array) -> tuple[Array, Array]:
     return left @ right, gamma(depth + 1) * (np.abs(left) @ np.abs(right)) + (depth + 1) * LEAST
 
 
-def expect_within(found: Array, wanted: Array, bound: Array | float) -> None:
+def expect_within(actual: Array, wanted: Array, bound: Array | float) -> None:
     """Fail, naming the worst element, where a result is further from the exact one than allowed."""
-    assert found.shape == wanted.shape
-    excess = np.abs(found.astype(np.float64) - wanted) - bound
+    assert actual.shape == wanted.shape
+    excess = np.abs(actual.astype(np.float64) - wanted) - bound
     if excess.size and not (excess <= 0).all():  # what is no number fails
         at = np.unravel_index(int(np.argmax(np.where(np.isnan(excess), np.inf, excess))),
                               excess.shape)  # fmt: skip
         allowed = np.broadcast_to(bound, excess.shape)[at]
         where = tuple(map(int, at))
-        raise AssertionError(f"{found[at]!r} at {where}: {wanted[at]!r} +- {allowed:.3g} expected")
+        raise AssertionError(f"{actual[at]!r} at {where}: {wanted[at]!r} +- {allowed:.3g} expected")

@@ -45,13 +45,13 @@ def fibres(request: pytest.FixtureRequest) -> Device:
     """A device of the kind "cuda", by the driver of CUDA over stand-ins for NVIDIA's libraries:
     kernels run on this processor. With EKIDEN_TEST_CUDA=1 it is the machine's GPU.
     """
-    found = runtime.device("cuda", 0)
+    result = runtime.device("cuda", 0)
     if not GPU:
         folder: Path = request.getfixturevalue("stand_ins")
         ctypes.CDLL(str(folder / "libcuda.so.1"))  # what is loaded already is found by its name
         os.environ["EKIDEN_NVRTC"] = str(folder / "libnvrtc.so")
-    runtime.get_global_func("ek.device.open")(found)
-    return found
+    runtime.get_global_func("ek.device.open")(result)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -37,8 +37,8 @@ for name in sys.argv[1:]:
 
 def modules() -> list[str]:
     """All of the package but what runs when it is imported."""
-    found = (path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py"))
-    names = (".".join(path.parts).removesuffix(".__init__") for path in found)
+    result = (path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    names = (".".join(path.parts).removesuffix(".__init__") for path in result)
     return sorted(name for name in names if not name.endswith("__main__"))
 
 

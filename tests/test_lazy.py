@@ -43,8 +43,8 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
         importlib.invalidate_caches()
         return events
 
-    for each in ("begun", "inside", "go"):
-        events[each] = threading.Event()
+    for item in ("begun", "inside", "go"):
+        events[item] = threading.Event()
     return make
 
 

@@ -29,8 +29,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     infos = [helper.make_tensor_value_info(n, 1, ["n", d]) for n, d in (("x", 4), ("y", 3))]
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     graph = helper.make_graph([node], "page", infos[:1], infos[1:], [weight])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(made, tmp_path / "model.onnx")
+    graph_model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    onnx.save(graph_model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -52,8 +54,8 @@ def test_the_page_on_sessions_runs() -> None:
 def commands(page: Path) -> list[str]:
     """The lines of a page's shell blocks that are commands of Ekiden, without comments; none of
     blocks that say why they are not run."""
-    found = re.findall(r"^(<!-- not run.*\n)?```sh\n([^`]*)^```", page.read_text(), re.MULTILINE)
-    blocks = [block for excuse, block in found if not excuse]
+    result = re.findall(r"^(<!-- not run.*\n)?```sh\n([^`]*)^```", page.read_text(), re.MULTILINE)
+    blocks = [block for excuse, block in result if not excuse]
     lines = (line.partition("  #")[0].strip() for block in blocks for line in block.splitlines())
     return [line for line in lines if line.startswith("ekiden ")]
 
@@ -62,9 +64,9 @@ def test_the_commands_of_the_page_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    given = commands(DOCS / "cli.md")
-    assert len(given) > 15
-    for line in given:
+    argument = commands(DOCS / "cli.md")
+    assert len(argument) > 15
+    for line in argument:
         assert main(shlex.split(line)[1:]) == 0, (line, capsys.readouterr().err)
 
 

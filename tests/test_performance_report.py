@@ -57,8 +57,8 @@ def test_a_profile_gives_losses(report: ModuleType) -> None:
 def test_losses_are_printed_worst_first(
     report: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [report.KernelLoss(f"m{n}", row(0, 1, 1000), n * 1e-3, 0.5, "bytes") for n in range(3)]
-    report.print_losses(found, 2)
+    result = [report.KernelLoss(f"m{n}", row(0, 1, 1000), n * 1e-3, 0.5, "bytes") for n in range(3)]
+    report.print_losses(result, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" bytes ")[1].split()[0] for line in lines[1:]] == ["m2", "m1"]
 
@@ -101,8 +101,8 @@ class _Drawn:
         self.plots: list[tuple[object, list[str], str, str]] = []
         self.ticks: list[float] = []
 
-    def plot(self, x: object, names: list[str], mark: str, **given: str) -> tuple[_Drawn]:
-        self.plots.append((x, names, mark, given["label"]))
+    def plot(self, x: object, names: list[str], mark: str, **argument: str) -> tuple[_Drawn]:
+        self.plots.append((x, names, mark, argument["label"]))
         return (self,)
 
     def get_color(self) -> str:

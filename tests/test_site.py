@@ -32,5 +32,5 @@ def test_the_site_builds_and_chromium_opens_every_page(tmp_path: Path) -> None:
         pytest.skip("the program chromium is not installed")
     run(str(ROOT / "scripts/build_site"), "--site-dir", str(tmp_path / "site"))
     checker = str(ROOT / "scripts/check_site")
-    said = run(checker, "--site", str(tmp_path / "site"), EKIDEN_CHROMIUM=CHROMIUM)
-    assert said.endswith(" 0 faults\n")
+    completed = run(checker, "--site", str(tmp_path / "site"), EKIDEN_CHROMIUM=CHROMIUM)
+    assert completed.endswith(" 0 faults\n")

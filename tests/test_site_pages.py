@@ -60,7 +60,7 @@ class Block:
     def commands(self) -> list[str]:
         """Its lines, without comments; a line that ends with a backslash goes on."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [line for each in lines if (line := each.partition("  #")[0].strip())]
+        return [line for item in lines if (line := item.partition("  #")[0].strip())]
 
 
 def name_of(page: Path) -> str:
@@ -68,18 +68,18 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
-    return [Block(f["language"], f["text"], (f["reason"] or "").strip()) for f in found]
+    result = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(f["language"], f["text"], (f["reason"] or "").strip()) for f in result]
 
 
 def program(page: Path) -> str:
     """The Python of a page, each block on the lines that it has there."""
     text = page.read_text(encoding="utf-8")
     lines = [""] * text.count("\n")
-    for found in BLOCK.finditer(text):
-        if found["language"] == "python" and not found["reason"]:
-            first = text.count("\n", 0, found.start("text"))
-            code = found["text"].splitlines()
+    for result in BLOCK.finditer(text):
+        if result["language"] == "python" and not result["reason"]:
+            first = text.count("\n", 0, result.start("text"))
+            code = result["text"].splitlines()
             lines[first : first + len(code)] = code
     return "\n".join(lines)
 
@@ -134,8 +134,8 @@ def navigation() -> list[str]:
 @pytest.mark.quick
 def test_the_table_of_contents_names_pages_once_and_no_others() -> None:
     named = navigation()
-    made = ("api/", "notebooks/", "source/")
-    files = [page for page in named if not page.startswith(made) or page == "api/index.md"]
+    result = ("api/", "notebooks/", "source/")
+    files = [page for page in named if not page.startswith(result) or page == "api/index.md"]
     outside = {"architecture.md", "bindings.md", "contributing.md", "changelog.md"}
     outside |= set(GENERATED.values())
     assert [page for page in files if not (ROOT / "docs" / page).exists()] == [

@@ -63,8 +63,8 @@ class Case:
             te.placeholder([dim(n) for n in a.shape], str(a.dtype), f"x{i}")
             for i, a in enumerate(self.arrays)
         ]
-        found = self.build(*inputs)
-        outputs = [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
+        result = self.build(*inputs)
+        outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
         return inputs, outputs
 
 
@@ -111,20 +111,20 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Array:
 
 
 def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
-    found = []
-    for n, each in enumerate(cases):
-        inputs, outputs = each.tensors()
+    result = []
+    for n, item in enumerate(cases):
+        inputs, outputs = item.tensors()
         copies = kernels.stages.copy_repeated_outputs(outputs)
-        found.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
-    return found
+        result.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
+    return result
 
 
 def _scheduled(
     cases: Sequence[Case], target: Target, given: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[PrimFunc]:
     return [
-        lower(kernels.schedule(*each.tensors(), target, f"k{n}", given or {}), target)
-        for n, each in enumerate(cases)
+        lower(kernels.schedule(*item.tensors(), target, f"k{n}", given or {}), target)
+        for n, item in enumerate(cases)
     ]
 
 
@@ -238,38 +238,38 @@ def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     if one_of := SAMPLED.get(backend):
         at = list(SAMPLED).index(backend) % min(one_of, len(first))
         return list(first.values())[at::one_of]
-    found = []
-    for turn, each in enumerate(cases):
-        runs = both([each])
-        if each is first[each.name]:
-            found += runs
+    result = []
+    for turn, item in enumerate(cases):
+        runs = both([item])
+        if item is first[item.name]:
+            result += runs
         elif turn % 16 < 2:
-            found.append(runs[turn % len(runs)])
-    return found
+            result.append(runs[turn % len(runs)])
+    return result
 
 
 def check(cases: Sequence[Case], backend: str) -> None:
     """Run all cases; every one that differs from what is expected is named."""
     every = chosen(cases, backend)
     wrong: list[str] = []
-    for each, kernel in zip(every, BACKENDS[backend.removesuffix(ALL)](every), strict=True):
-        results = [np.full(e.shape, 7, e.dtype) for e in each.expected]
-        kernel(*(np.array(a, order="C") for a in each.arrays), *results)
-        for n, (found, expected) in enumerate(zip(results, each.expected, strict=True)):
-            problem = difference(found, expected, each.tolerance)
+    for item, kernel in zip(every, BACKENDS[backend.removesuffix(ALL)](every), strict=True):
+        results = [np.full(e.shape, 7, e.dtype) for e in item.expected]
+        kernel(*(np.array(a, order="C") for a in item.arrays), *results)
+        for n, (actual, expected) in enumerate(zip(results, item.expected, strict=True)):
+            problem = difference(actual, expected, item.tolerance)
             if problem:
-                wrong.append(f"{each.label} output {n}: {problem}")
+                wrong.append(f"{item.label} output {n}: {problem}")
     assert not wrong, f"{backend}: {len(wrong)} of {len(every)} cases\n" + "\n".join(wrong[:20])
 
 
-def difference(found: Array, expected: Array, tolerance: float) -> str:
+def difference(actual: Array, expected: Array, tolerance: float) -> str:
     """What is wrong with a result; empty if nothing is."""
     if expected.dtype.kind not in "fc":
         tolerance = 0
     finite = np.abs(expected, where=np.isfinite(expected), out=np.zeros(expected.shape))
     scale = max(1.0, float(np.max(finite, initial=0)))
     try:
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
     except AssertionError as error:
         return " ".join(str(error).split())[:300]
     return ""

@@ -10,11 +10,11 @@ from ekiden.compiler.export.web import RUNTIME_FILE, THREADED_RUNTIME_FILE, buil
 from shared_files import made_once
 
 
-def build_all(told: Path) -> None:
+def build_all(message: Path) -> None:
     """Compile them into the cache, where tests find them; the file says that they are there."""
     for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
         build_runtime(name=name)
-    told.touch()
+    message.touch()
 
 
 @pytest.fixture(scope="session")

@@ -143,14 +143,14 @@ def test_folding_does_not_double_without_end() -> None:
     module = ekiden.IRModule.from_expr(relay.Function([x], relay.add(x, relay.sum(at))))
     for _ in range(3):
         module = FoldConstant()(InferType()(module))
-    found: list[int] = []
+    result: list[int] = []
 
     def visit(expr: relay.Expr) -> None:
         if isinstance(expr, relay.Constant):
-            found.append(expr.data.numpy().nbytes)
+            result.append(expr.data.numpy().nbytes)
 
     relay.analysis.post_order_visit(module["main"], visit)
-    assert found and max(found) <= 1 << 20
+    assert result and max(result) <= 1 << 20
 
 
 def test_a_tensor_of_too_many_dimensions_is_refused() -> None:
@@ -167,8 +167,8 @@ def test_a_tensor_of_too_many_dimensions_is_refused() -> None:
 def test_many_outputs_are_compiled_in_proportion(count: int) -> None:
     names = [f"y{n}" for n in range(count)]
     nodes = [helper.make_node("Add", ["x", "x"], [name]) for name in names]
-    found = ekiden.compile(model(nodes, outputs=names).SerializeToString())(X)
-    assert len(found) == count and np.array_equal(found[-1].numpy(), X * 2)
+    result = ekiden.compile(model(nodes, outputs=names).SerializeToString())(X)
+    assert len(result) == count and np.array_equal(result[-1].numpy(), X * 2)
 
 
 # Memory.
@@ -207,8 +207,8 @@ def test_the_limit_of_memory_holds_import_and_folding(tmp_path: Path) -> None:
         env={**os.environ, "EKIDEN_MEMORY_LIMIT": "100M"}, check=True, capture_output=True,
         text=True,
     )  # fmt: skip
-    said, grown = done.stdout.split()
-    assert said in ("compiled", "MemoryLimitError")
+    message, grown = done.stdout.split()
+    assert message in ("compiled", "MemoryLimitError")
     assert int(grown) < 400_000  # KB, most of it the compiler itself
 
 

@@ -185,10 +185,10 @@ def test_an_open_server_says_what_it_opens(
         assert server.ask("POST", LOAD, {}).status == 403
         config = server.server.config
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    said = next(line for line in lines if line["event"] == "open")
-    assert said["what"] == exposure_warnings(config)
+    message = next(line for line in lines if line["event"] == "open")
+    assert message["what"] == exposure_warnings(config)
     for part in ("run models", "sequences", "metrics", "to load and unload: nobody may"):
-        assert part in said["what"]
+        assert part in message["what"]
 
 
 def test_a_page_in_chromium_cannot_change_state(models: Path, tmp_path: Path) -> None:
@@ -387,8 +387,8 @@ def test_a_request_to_a_model_of_text_has_a_bound_of_its_own(models: Path) -> No
 
 def test_texts_that_stop_an_answer_are_short(models: Path) -> None:
     with serving(models, {"echo": Waiting()}, grpc=False) as server:
-        said = [{"role": "user", "content": "x"}]
-        body = {"model": "echo", "messages": said, "stop": "a" * 5000}
+        message = [{"role": "user", "content": "x"}]
+        body = {"model": "echo", "messages": message, "stop": "a" * 5000}
         answer = server.ask("POST", "/v1/chat/completions", body)
         assert answer.status == 400 and "up to 1024 letters" in answer.json["error"]["message"]
 
@@ -445,8 +445,8 @@ def test_long_messages_are_read_as_short_ones() -> None:
         else:
             array = (rng.standard_normal((30_000, 4)) * 2).astype(dtype)
         data = request_of(array, datatype, **{name: array.ravel().tolist()})
-        found = parse_request(data, 1 << 30).inputs["x"]
-        assert found.dtype == dtype and np.array_equal(found, array), datatype
+        result = parse_request(data, 1 << 30).inputs["x"]
+        assert result.dtype == dtype and np.array_equal(result, array), datatype
     wide = np.full((30_000, 1), 300)
     with pytest.raises(RequestError, match="out of the range of INT8"):
         parse_request(request_of(wide, "INT8", int_contents=wide.ravel().tolist()), 1 << 30)
@@ -506,8 +506,8 @@ class Waiting:
 
 
 def begin_chat(server: Running, *, stream: bool) -> socket.socket:
-    said = [{"role": "user", "content": "x"}]
-    body = json.dumps({"model": "slow", "messages": said, "stream": stream}).encode()
+    message = [{"role": "user", "content": "x"}]
+    body = json.dumps({"model": "slow", "messages": message, "stream": stream}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port), 30)
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -129,8 +129,8 @@ def test_a_session_has_no_descriptor_of_its_server(server: str, program: Path) -
             assert session.listdir() == ""
             children = list(filter(_is_started, sessions_of(pid)))
             assert children
-            ours = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-            files = {name for name in ours if name.startswith("/") and name != "/dev/null"}
+            result = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            files = {name for name in result if name.startswith("/") and name != "/dev/null"}
             for child in children:
                 opened = {os.readlink(entry) for entry in Path(f"/proc/{child}/fd").iterdir()}
                 assert not opened & files
@@ -184,8 +184,10 @@ def _numbers(names: list[str], folder: Path) -> dict[str, int]:
     text = "\n".join(("#include <stdio.h>", "#include <sys/syscall.h>", "int main(void) {", *rows))
     (folder / "numbers.c").write_text(text + "\nreturn 0; }\n")
     subprocess.run(["cc", "-o", "numbers", "numbers.c"], cwd=folder, check=True)
-    said = subprocess.run(["./numbers"], cwd=folder, check=True, capture_output=True, text=True)
-    return {name: int(number) for name, number in map(str.split, said.stdout.splitlines())}
+    completed = subprocess.run(
+        ["./numbers"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return {name: int(number) for name, number in map(str.split, completed.stdout.splitlines())}
 
 
 def _ends(session: rpc.RPCSession, library: Path, name: str, *arguments: str) -> None:

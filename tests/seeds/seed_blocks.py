@@ -72,7 +72,7 @@ def code_blocks() -> list[CodeBlock]:
 def _marked(text: str) -> Iterator[str]:
     """After `.. code:: c` and its like, in a text that has lost its lines. A block is one of
     another document that begins the same; else a declaration; else a piece that nobody knows."""
-    others = {flat(_without_title(each)): each for each in _numbered(seed_text("004"))}
+    others = {flat(_without_title(item)): item for item in _numbered(seed_text("004"))}
     for marker in re.finditer(r"\.\. code(?:-block)?:: \w+ ", text):
         rest = text[marker.end() :]
         squeezed = flat(rest[:4000])
@@ -92,7 +92,7 @@ def _numbered(text: str) -> Iterator[str]:
     at = 0
     while at < len(lines):
         numbers = enumerate(lines[at:], 1)
-        count = len(list(takewhile(lambda each: each[1].strip() == str(each[0]), numbers)))
+        count = len(list(takewhile(lambda item: item[1].strip() == str(item[0]), numbers)))
         if count:
             yield "\n".join(lines[at + count : at + 2 * count])
         at += max(1, 2 * count)
@@ -117,8 +117,12 @@ _STATEMENTS = (ast.Assign, ast.AnnAssign, ast.Import, ast.With, ast.Assert, ast.
 def _statements(text: str) -> Iterator[str]:
     """Lines without a blank one between them that are Python and do something."""
     for group in re.split(r"\n\s*\n", text):
-        found = _parsed(group) or _parsed(f"{group.rstrip()}\n    pass")
-        if group.isascii() and found and any(isinstance(each, _STATEMENTS) for each in found.body):
+        result = _parsed(group) or _parsed(f"{group.rstrip()}\n    pass")
+        if (
+            group.isascii()
+            and result
+            and any(isinstance(item, _STATEMENTS) for item in result.body)
+        ):
             yield group
 
 
@@ -150,8 +154,8 @@ def described_instructions() -> dict[str, tuple[str, ...]]:
         seed_text("000").partition("Instruction Set ~~~")[2].partition("Object Representation")[0]
     )
     return {
-        found[1]: tuple(re.findall(rf"{kind} (\w+)", found[2] or ""))
-        for found in heading.finditer(part)
+        result[1]: tuple(re.findall(rf"{kind} (\w+)", result[2] or ""))
+        for result in heading.finditer(part)
     }
 
 

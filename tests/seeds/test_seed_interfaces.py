@@ -86,7 +86,7 @@ def test_every_described_instruction_is_run() -> None:
         result, code = run(text, *args)
         assert np.asarray(result.numpy()).tolist() == expected, text  # type: ignore[attr-defined]
         seen += code
-    mnemonics = {each.name: each.mnemonic for each in OPCODES}
+    mnemonics = {opcode.name: opcode.mnemonic for opcode in OPCODES}
     for name, operands in described_instructions().items():
         assert f" {mnemonics[name]}" in seen, f"no program has {name}({', '.join(operands)})"
 
@@ -140,8 +140,8 @@ def test_bytecode_sections_are_ordered(tmp_path: Path) -> None:
     x = relay.var("x", shape=(2,))
     exe = relay.vm.compile(relay.Function([x], relay.exp(x) + relay.const(np.ones(2, F32))))
     kinds = [kind for kind, _, _ in read_sections(exe.raw.to_bytes())]
-    wanted = [Section.GLOBALS, Section.CONSTANTS, Section.PRIMITIVES, Section.CODE]
-    assert [kind for kind in kinds if kind in wanted] == wanted
+    expected = [Section.GLOBALS, Section.CONSTANTS, Section.PRIMITIVES, Section.CODE]
+    assert [kind for kind in kinds if kind in expected] == expected
     code, library = exe.save()
     library.export_library(tmp_path / "lib.so")
     loaded = runtime.vm.Executable.load_exec(code, runtime.load_module(tmp_path / "lib.so"))
@@ -213,8 +213,8 @@ def test_a_module_keeps_its_code_as_long_as_a_function_of_it() -> None:
 
 
 def test_every_pass_is_a_global_function() -> None:
-    made = [n for n in dir(transform) if n[0].isupper() and not n.endswith("Pass")]
-    passes = [n for n in made if tvm.get_global_func(f"relay._transform.{n}", True)]
+    result = [n for n in dir(transform) if n[0].isupper() and not n.endswith("Pass")]
+    passes = [n for n in result if tvm.get_global_func(f"relay._transform.{n}", True)]
     assert len(passes) > 50
     assert tvm.get_global_func("tir.transform.Simplify") is not None
 
@@ -260,10 +260,10 @@ def executors() -> dict[str, Callable[[tvm.IRModule], object]]:
     """The ways to run a program that the document names, behind one face."""
 
     def graph(module: tvm.IRModule) -> object:
-        made = GraphModule(relay.build(module, "llvm")["default"](tvm.cpu(0)))
-        made.set_input(0, np.zeros(2, F32))
-        made.run()
-        return made.get_output(0)
+        result = GraphModule(relay.build(module, "llvm")["default"](tvm.cpu(0)))
+        result.set_input(0, np.zeros(2, F32))
+        result.run()
+        return result.get_output(0)
 
     def machine(module: tvm.IRModule) -> object:
         exe = relay.vm.compile(module, "llvm")
@@ -342,15 +342,15 @@ def test_the_strategy_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
         return [topi.multiply(inputs[0], te.const(3.0, F32))]
 
     def strategy(attrs: object, inputs: object, out: object, target: object) -> object:
-        made = relay.op.OpStrategy()
-        made.add_implementation(compute, plevel=15)
-        return made
+        output = relay.op.OpStrategy()
+        output.add_implementation(compute, plevel=15)
+        return output
 
     monkeypatch.setitem(OP_ATTRS, "FTVMStrategy", dict(OP_ATTRS.get("FTVMStrategy", {})))
     relay.op.register_strategy("exp")(strategy)
     x = relay.var("x", shape=(2,))
-    found = tvm.compile(tvm.IRModule.from_expr(relay.Function([x], relay.exp(x))))
-    assert found(np.ones(2, F32)).numpy().tolist() == [3, 3]
+    result = tvm.compile(tvm.IRModule.from_expr(relay.Function([x], relay.exp(x))))
+    assert result(np.ones(2, F32)).numpy().tolist() == [3, 3]
 
 
 def test_a_function_of_another_process() -> None:
@@ -390,9 +390,9 @@ def test_a_program_is_searched_for(words: str) -> None:
     session = tune.Session([task], measurer=tune.Measurer(turns=2, race_seconds=0.02, jobs=1))
     session.run(2)
     assert {t.status for t in session.records.query(kind="trial")} <= {"ok", "unsteady"}
-    found = tvm.build(task.program(session.records), "llvm", name="product")
+    result = tvm.build(task.program(session.records), "llvm", name="product")
     x, out = np.arange(64, dtype=F32).reshape(8, 8), np.zeros((8, 8), F32)
-    found["product"](x, x, out)
+    result["product"](x, x, out)
     np.testing.assert_allclose(out, x @ x, rtol=1e-5)
 
 
@@ -414,8 +414,8 @@ def test_a_graph_of_tensorflow() -> None:
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder("float32", [2, 3], "x")
         tf.nn.relu(x - 1.0, name="out")
-    made, params = relay.frontend.from_tensorflow(graph.as_graph_def(), outputs=["out"])
-    run = relay.create_executor("vm", made, tvm.cpu(), "llvm", params).evaluate()
+    result, params = relay.frontend.from_tensorflow(graph.as_graph_def(), outputs=["out"])
+    run = relay.create_executor("vm", result, tvm.cpu(), "llvm", params).evaluate()
     assert run(np.full((2, 3), 3, F32)).numpy().tolist() == [[2] * 3] * 2
 
 
@@ -429,10 +429,10 @@ def test_a_model_on_a_small_machine(tmp_path: Path) -> None:
     micro.export_model_library_format(made, tmp_path / "model.tar")
     project = micro.generate_project("host", tmp_path / "model.tar", tmp_path / "project")
     project.build()
-    given = np.linspace(-1, 1, 4, dtype=F32)
+    data = np.linspace(-1, 1, 4, dtype=F32)
     with micro.Session(project.open_transport()) as session:
-        (found,) = session.run(given)
-    np.testing.assert_allclose(found, np.tanh(given), rtol=1e-5)
+        (result,) = session.run(data)
+    np.testing.assert_allclose(result, np.tanh(data), rtol=1e-5)
 
 
 def test_a_function_of_a_library_calls_what_the_driver_loads(fibres: Device) -> None:
@@ -444,8 +444,8 @@ def test_a_function_of_a_library_calls_what_the_driver_loads(fibres: Device) -> 
     library = tvm.build(schedule.func, "cuda", name="addone")
     (device_module,) = library.imported_modules
     assert device_module.type_key == "cuda" and "threadIdx.x" in device_module.get_source()
-    given, out = (tvm.nd.array(np.zeros(3, F32), fibres) for _ in range(2))
-    library["addone"](given, out)
+    data, out = (tvm.nd.array(np.zeros(3, F32), fibres) for _ in range(2))
+    library["addone"](data, out)
     assert out.numpy().tolist() == [1, 1, 1] and out.device == fibres
 
 

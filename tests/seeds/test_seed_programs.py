@@ -49,9 +49,9 @@ def test_a_block_that_is_changed_is_noticed() -> None:
 @pytest.mark.parametrize("seed", ["002", "003", "004"])
 def test_calls_in_a_document_stand_in_its_blocks(seed: str) -> None:
     """No line that calls a function of TVM's stands outside of what was found to be code."""
-    found = "".join(flat(block.text) for block in BLOCKS if block.seed == seed)
+    result = "".join(flat(block.text) for block in BLOCKS if block.seed == seed)
     calls = re.findall(r"(?:tvm|relay)\.[a-z_.]+\([^)(]*\)", seed_text(seed), re.IGNORECASE)
-    assert calls and [call for call in calls if flat(call) not in found] == []
+    assert calls and [call for call in calls if flat(call) not in result] == []
 
 
 def test_the_page_names_what_is_excused_or_changed() -> None:
@@ -88,11 +88,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [compiler, "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wno-unused-variable"]
     link = [str(runtime_library), f"-Wl,-rpath,{runtime_library.parent}"]
     include = f"-I{runtime.include_dir()}"
-    made = subprocess.run(
+    completed = subprocess.run(
         [*command, include, str(folder / "seeds.cpp"), *link, "-o", str(path)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert completed.returncode == 0, completed.stderr
     runtime.load_module(path)
     return path
 
@@ -106,11 +106,16 @@ def test_functions_of_cpp_run(library: Path) -> None:
 
 
 def test_members_that_cpp_visits_are_fields(library: Path) -> None:
-    made = runtime.make_node("seeds.Tensor", shape=[1, 2], value_index=3)
-    assert list(runtime.fields_of(made)) == ["shape", "dtype", "op", "value_index"]
-    assert (made.shape, made.dtype, made.op, made.value_index) == ([1, 2], "float32", None, 3)
-    made.dtype = runtime.DataType("int8")
-    assert runtime.load_json(runtime.save_json(made)).dtype == "int8"
+    result = runtime.make_node("seeds.Tensor", shape=[1, 2], value_index=3)
+    assert list(runtime.fields_of(result)) == ["shape", "dtype", "op", "value_index"]
+    assert (result.shape, result.dtype, result.op, result.value_index) == (
+        [1, 2],
+        "float32",
+        None,
+        3,
+    )
+    result.dtype = runtime.DataType("int8")
+    assert runtime.load_json(runtime.save_json(result)).dtype == "int8"
 
 
 def test_an_error_of_registering_is_that_of_loading(library: Path, tmp_path: Path) -> None:

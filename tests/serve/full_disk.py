@@ -25,8 +25,8 @@ def main(folder: Path) -> None:
     """All that a server does with files, and answers that stay right."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", folder], check=True)
     models = folder / "models"
-    for made in (models / "fresh" / "1", models / "step" / "1", folder / "tmp"):
-        made.mkdir(parents=True)
+    for result in (models / "fresh" / "1", models / "step" / "1", folder / "tmp"):
+        result.mkdir(parents=True)
     os.environ["EKIDEN_CACHE_DIR"] = str(folder / "cache")
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
     import onnx
@@ -51,14 +51,14 @@ def main(folder: Path) -> None:
         with suppress(OSError):
             path.write_bytes(data + bytes(SIZE))
         fill(folder)
-        found = server.ask("POST", "/v2/repository/models/soft/load", {})
-        assert found.status == 422 and found.error.startswith("load 'soft': "), found.data
+        actual = server.ask("POST", "/v2/repository/models/soft/load", {})
+        assert actual.status == 422 and actual.error.startswith("load 'soft': "), actual.data
         assert server.infer("soft", x=X).output() == expected
         step = {"inputs": rows({"x": [[1.0, 1.0]]})}
         for at in range(3):
             step["parameters"] = {"sequence_id": 7, "sequence_start": at == 0}
-            found = server.ask("POST", "/v2/models/step/infer", step)
-            assert found.output() == [2.0 * (at + 1)] * 2
+            actual = server.ask("POST", "/v2/models/step/infer", step)
+            assert actual.output() == [2.0 * (at + 1)] * 2
         state = server.ask("GET", "/v2/models/step/sequences/7")
         assert state.status == 200
         assert server.ask("PUT", "/v2/models/step/sequences/8", state.data).status == 200

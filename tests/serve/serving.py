@@ -121,9 +121,9 @@ class Answer:
 
     def output(self, at: int = 0) -> list[Any]:
         assert self.status == 200, self.data
-        found = self.json["outputs"][at]["data"]
-        assert isinstance(found, list)
-        return found
+        result = self.json["outputs"][at]["data"]
+        assert isinstance(result, list)
+        return result
 
 
 def ask_on(
@@ -142,26 +142,26 @@ def ask_on(
 
 def rows(inputs: dict[str, list[Any]], datatype: str = "FP32") -> list[dict[str, object]]:
     """The inputs of a request."""
-    made = []
+    result = []
     for name, data in inputs.items():
         shape, inner = [], data
         while isinstance(inner, list):
             shape.append(len(inner))
             inner = inner[0] if inner else None  # type: ignore[assignment]
-        made.append({"name": name, "shape": shape, "datatype": datatype, "data": data})
-    return made
+        result.append({"name": name, "shape": shape, "datatype": datatype, "data": data})
+    return result
 
 
 @contextmanager
 def serving(
     folder: Path,
     text: Mapping[str, TextModel | EmbeddingModel] | None = None,
-    **given: object,
+    **argument: object,
 ) -> Iterator[Running]:
     """A server of a folder, on any port of this machine, until the block ends."""
-    may_control = "token_file" not in given and "control_token_file" not in given
+    may_control = "token_file" not in argument and "control_token_file" not in argument
     plain = {"port": 0, "log": "error", "allow_control": may_control}
-    server = Server(folder, **{**plain, **given})
+    server = Server(folder, **{**plain, **argument})
     for name, model in (text or {}).items():
         server.add_text(name, model)
     running = Running(server)

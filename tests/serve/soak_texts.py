@@ -254,11 +254,11 @@ class Soak:
         return held
 
 
-def chat_body(numbers: random.Random, **given: object) -> dict[str, Any]:
+def chat_body(numbers: random.Random, **argument: object) -> dict[str, Any]:
     seed = numbers.randrange(20)
     return {
         "model": "patient", "messages": [{"role": "user", "content": "hello " * (1 + seed * 3)}],
-        "seed": seed, "max_tokens": 8 + seed * 4, "ignore_eos": True, **given,
+        "seed": seed, "max_tokens": 8 + seed * 4, "ignore_eos": True, **argument,
     }  # fmt: skip
 
 

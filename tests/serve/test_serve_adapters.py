@@ -38,10 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def answer_of(server: Running, model: str, **given: object) -> str:
+def answer_of(server: Running, model: str, **argument: object) -> str:
     body = {
         "model": model, "messages": [{"role": "user", "content": "hello"}], "temperature": 0,
-        "max_tokens": 12, "ignore_eos": True, **given,
+        "max_tokens": 12, "ignore_eos": True, **argument,
     }  # fmt: skip
     answer = server.ask("POST", "/v1/chat/completions", body)
     assert answer.status == 200, answer.data
@@ -82,12 +82,12 @@ def test_adapters_are_listed_with_their_model(server: Running) -> None:
 
 def test_an_adapter_that_there_is_not_is_refused_by_its_name(server: Running) -> None:
     body: dict[str, object] = {"messages": [{"role": "user", "content": "x"}]}
-    for given, message in (
+    for argument, message in (
         ({"model": "m", "lora": "smith"}, "adapter: 'smith' is none of the model's: 'poet', 'ech"),
         ({"model": "echo", "lora": "poet"}, "'lora': model 'echo' has no adapters"),
         ({"model": "poet", "lora": "echo"}, "'lora': another adapter than the one of 'model'"),
     ):
-        answer = server.ask("POST", "/v1/chat/completions", {**body, **given})
+        answer = server.ask("POST", "/v1/chat/completions", {**body, **argument})
         assert answer.status == 400
         assert answer.json["error"]["message"].startswith(message)
 

@@ -40,13 +40,13 @@ def work(gate: Gate, values: list[float], key: Any = ((),), seconds: float = SOO
     return QueuedRequest([x], future, time.monotonic() + seconds, gate.run, key, len(values))
 
 
-def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any) -> None:  # noqa: ANN401
+def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **argument: Any) -> None:  # noqa: ANN401
     async def inner() -> None:
         settings = {"instances": 1, "queue": 8, "rows": 4, "wait": 0.0}
         runners = RunnerThreads(
             2, clock=lambda: 0.0
         )  # each run takes a moment, however busy the machine
-        batcher = Batcher(runners, **{**settings, **given}, on_run=lambda *run: None)
+        batcher = Batcher(runners, **{**settings, **argument}, on_run=lambda *run: None)
         gate = Gate()
         try:
             await test(batcher, gate)
@@ -72,8 +72,8 @@ def test_waiting_requests_are_batched_up_to_the_row_limit() -> None:
             works.append(work(gate, values))
             batcher.put(works[-1])
         gate.open.set()
-        found = [(await each.future)[0].tolist() for each in works]
-        assert found == [[0.0], [2.0], [4.0, 6.0], [8.0], [10.0]]
+        result = [(await item.future)[0].tolist() for item in works]
+        assert result == [[0.0], [2.0], [4.0, 6.0], [8.0], [10.0]]
         assert gate.seen == [[0.0], [1.0, 2.0, 3.0, 4.0], [5.0]]
 
     run(test)
@@ -88,7 +88,7 @@ def test_keys_are_not_mixed_and_priorities_go_first() -> None:
             works.append(work(gate, values, key))
             batcher.put(works[-1], priority)
         gate.open.set()
-        await asyncio.gather(*(each.future for each in works))
+        await asyncio.gather(*(item.future for item in works))
         assert gate.seen == [[0.0], [4.0], [3.0, 1.0], [2.0, 5.0]]
 
     run(test)
@@ -98,11 +98,11 @@ def test_a_full_queue_refuses_and_says_when_to_come() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         await hold(batcher, gate)
         waiting = [work(gate, [1.0]) for _ in range(8)]
-        for each in waiting:
-            batcher.put(each)
-        with pytest.raises(RequestError, match="8 requests wait already") as found:
+        for item in waiting:
+            batcher.put(item)
+        with pytest.raises(RequestError, match="8 requests wait already") as result:
             batcher.put(work(gate, [2.0]))
-        assert found.value.reason == "busy" and found.value.retry_after > 0
+        assert result.value.reason == "busy" and result.value.retry_after > 0
         waiting[3].is_dropped = True  # its client has gone: there is room again
         batcher.put(work(gate, [2.0]))
 
@@ -113,8 +113,8 @@ def test_an_error_stays_with_its_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         await hold(batcher, gate)
         works = [work(gate, [value]) for value in (1.0, 13.0, 2.0)]
-        for each in works:
-            batcher.put(each)
+        for item in works:
+            batcher.put(item)
         gate.open.set()
         assert (await works[0].future)[0].tolist() == [2.0]
         with pytest.raises(RequestError, match="the server failed"):
@@ -129,8 +129,8 @@ def test_expired_and_dropped_requests_do_not_run() -> None:
         await hold(batcher, gate)
         late, dropped, last = work(gate, [1.0], None, -1.0), work(gate, [2.0]), work(gate, [3.0])
         dropped.is_dropped = True
-        for each in (late, dropped, last):
-            batcher.put(each)
+        for item in (late, dropped, last):
+            batcher.put(item)
         gate.open.set()
         with pytest.raises(RequestError, match="ended before it ran"):
             await late.future
@@ -144,9 +144,9 @@ def test_batching_delay_holds_the_first_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         gate.open.set()
         works = [work(gate, [float(value)]) for value in range(4)]
-        for each in works:
-            batcher.put(each)
-        await asyncio.gather(*(each.future for each in works))
+        for item in works:
+            batcher.put(item)
+        await asyncio.gather(*(item.future for item in works))
         assert gate.seen == [[0.0, 1.0, 2.0, 3.0]]  # four rows are the most: nobody waited longer
 
     run(test, wait=SOON)
@@ -170,57 +170,57 @@ class Brief:
         return [arrays[0] * 2]
 
 
-def brief(made: Brief, value: float, can_repeat: bool = True) -> QueuedRequest:
+def brief(result: Brief, value: float, can_repeat: bool = True) -> QueuedRequest:
     future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
     deadline = time.monotonic() + SOON
     return QueuedRequest(
-        [np.array([value])], future, deadline, made.run, ((),), can_repeat=can_repeat
+        [np.array([value])], future, deadline, result.run, ((),), can_repeat=can_repeat
     )
 
 
-async def until_known(batcher: Batcher, made: Brief) -> None:
+async def until_known(batcher: Batcher, result: Brief) -> None:
     """Runs of one and of two rows, until the loop makes them itself."""
     for count in (1, 2):
-        made.seen.clear()
-        while not made.seen or made.seen[-1] != (True, [0.0] * count):
-            works = [brief(made, 0.0) for _ in range(count)]
-            for each in works:
-                batcher.put(each)
-            await asyncio.gather(*(each.future for each in works))
-    made.seen.clear()
+        result.seen.clear()
+        while not result.seen or result.seen[-1] != (True, [0.0] * count):
+            works = [brief(result, 0.0) for _ in range(count)]
+            for item in works:
+                batcher.put(item)
+            await asyncio.gather(*(item.future for item in works))
+    result.seen.clear()
 
 
 def test_brief_runs_execute_on_the_event_loop() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
-        made = Brief()
-        await until_known(batcher, made)
-        works = [brief(made, value) for value in (1.0, 2.0)]
-        for each in works:
-            batcher.put(each)
-        assert [(await each.future)[0].tolist() for each in works] == [[2.0], [4.0]]
-        last = brief(made, 3.0, can_repeat=False)  # of a sequence: what it leaves would be lost
+        result = Brief()
+        await until_known(batcher, result)
+        works = [brief(result, value) for value in (1.0, 2.0)]
+        for item in works:
+            batcher.put(item)
+        assert [(await item.future)[0].tolist() for item in works] == [[2.0], [4.0]]
+        last = brief(result, 3.0, can_repeat=False)  # of a sequence: what it leaves would be lost
         batcher.put(last)
         await last.future
-        assert made.seen == [(True, [1.0, 2.0]), (False, [3.0])]
+        assert result.seen == [(True, [1.0, 2.0]), (False, [3.0])]
 
     run(test)
 
 
 def test_last_arrival_starts_the_batch() -> None:
     """With those before it; what takes longer or leaves something behind is for a thread still."""
-    made = Brief()
+    result = Brief()
 
     async def test(batcher: Batcher, gate: Gate) -> None:
-        await until_known(batcher, made)
-        first, second = brief(made, 1.0), brief(made, 2.0)
+        await until_known(batcher, result)
+        first, second = brief(result, 1.0), brief(result, 2.0)
         batcher.put(first)
         assert not first.future.done()
         batcher.put(second, is_last=True)
-        assert [each.future.result()[0].tolist() for each in (first, second)] == [[2.0], [4.0]]
-        last = brief(made, 3.0, can_repeat=False)
+        assert [item.future.result()[0].tolist() for item in (first, second)] == [[2.0], [4.0]]
+        last = brief(result, 3.0, can_repeat=False)
         batcher.put(last, is_last=True)
         await last.future
-        assert made.seen == [(True, [1.0, 2.0]), (False, [3.0])]
+        assert result.seen == [(True, [1.0, 2.0]), (False, [3.0])]
 
     run(test)
 
@@ -238,22 +238,22 @@ def test_pending_arrivals_end_when_all_have_begun() -> None:
 
 def test_overlong_inline_runs_are_repeated_on_a_thread() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
-        made = Brief()
-        await until_known(batcher, made)
-        made.is_slow = True
-        slow = brief(made, 1.0)
+        result = Brief()
+        await until_known(batcher, result)
+        result.is_slow = True
+        slow = brief(result, 1.0)
         batcher.put(slow)
         assert (await slow.future)[0].tolist() == [2.0]
-        assert made.seen == [(True, [1.0]), (False, [1.0])]
+        assert result.seen == [(True, [1.0]), (False, [1.0])]
 
     run(test)
 
 
 def test_an_error_on_the_loop_stays_with_its_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
-        made = Brief()
-        await until_known(batcher, made)
-        right, wrong = brief(made, 1.0), brief(made, 13.0)
+        result = Brief()
+        await until_known(batcher, result)
+        right, wrong = brief(result, 1.0), brief(result, 13.0)
         batcher.put(right)
         batcher.put(wrong)
         assert (await right.future)[0].tolist() == [2.0]

@@ -73,12 +73,12 @@ def connect(server: Running) -> socket.socket:
 
 def ended(connection: socket.socket) -> bytes:
     """All that the server says before it closes."""
-    found = b""
+    result = b""
     with suppress(ConnectionResetError):
         while data := connection.recv(1 << 16):
-            found += data
+            result += data
     connection.close()
-    return found
+    return result
 
 
 def test_stalled_body_is_timed_out(hasty: Running) -> None:
@@ -117,8 +117,8 @@ def test_endless_headers_are_refused(hasty: Running) -> None:
 
 def test_unread_answer_is_timed_out(hasty: Running) -> None:
     connection = connect(hasty)
-    said = [{"role": "user", "content": "go"}]
-    body = json.dumps({"model": "flood", "messages": said, "stream": True}).encode()
+    message = [{"role": "user", "content": "go"}]
+    body = json.dumps({"model": "flood", "messages": message, "stream": True}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
@@ -163,17 +163,17 @@ def test_excess_requests_are_refused(tmp_path: Path) -> None:
         with blocked(server, "soft"):
             asked = [pool.submit(server.infer, "soft", x=X) for _ in range(2)]
             waiting(server, "soft", 2)
-            found = server.infer("soft", x=X)
-            assert found.status == 429 and found.error == "2 requests wait already"
-            assert int(found.headers["retry-after"]) >= 1
-        assert [each.result().status for each in asked] == [200, 200]
+            result = server.infer("soft", x=X)
+            assert result.status == 429 and result.error == "2 requests wait already"
+            assert int(result.headers["retry-after"]) >= 1
+        assert [item.result().status for item in asked] == [200, 200]
 
 
 def test_expired_requests_are_refused(server: Running) -> None:
     body = {"inputs": rows({"x": X}), "parameters": {"timeout": 20_000}}
     with blocked(server, "soft"):
-        found = server.ask("POST", SOFT, body)
-        assert found.status == 504 and found.error == "the time of the request is over"
+        result = server.ask("POST", SOFT, body)
+        assert result.status == 504 and result.error == "the time of the request is over"
     assert server.infer("soft", x=X).status == 200
 
 
@@ -189,9 +189,9 @@ def test_requests_beyond_memory_are_refused(models: Path) -> None:
         ]  # fmt: skip
         head = json.dumps({"inputs": ports, "parameters": {"binary_data_output": True}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
-        found = server.ask("POST", "/v2/models/add/infer", head + wide.tobytes() * 2, headers)
-        assert found.status == 503 and "memory" in found.error, found.data
-        assert found.headers["retry-after"]
+        result = server.ask("POST", "/v2/models/add/infer", head + wide.tobytes() * 2, headers)
+        assert result.status == 503 and "memory" in result.error, result.data
+        assert result.headers["retry-after"]
         assert server.infer("soft", x=X).status == 200
 
 
@@ -225,8 +225,8 @@ def test_shutdown_wait_is_bounded(models: Path) -> None:
         asked = pool.submit(server.infer, "soft", x=X)
         waiting(server, "soft", 1)
         server.loop.call_soon_threadsafe(server.stop.set)
-        found = asked.result()
-        assert found.status == 503 and found.error == "the server stops"
+        result = asked.result()
+        assert result.status == 503 and result.error == "the server stops"
         server.thread.join(30)
         assert not server.thread.is_alive()
 
@@ -254,15 +254,15 @@ def test_full_disk_does_not_stop_the_server(tmp_path: Path) -> None:
 def process(models: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server of its own, and its port."""
     argv = [sys.executable, "-m", "ekiden", "serve", str(models), "--port", str(port)]
-    made = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    output = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     try:
-        assert made.stderr is not None
-        found = next(json.loads(line) for line in made.stderr if '"listening"' in line)
-        assert any('"started"' in line for line in made.stderr)
-        yield made, found["port"]
+        assert output.stderr is not None
+        result = next(json.loads(line) for line in output.stderr if '"listening"' in line)
+        assert any('"started"' in line for line in output.stderr)
+        yield output, result["port"]
     finally:
-        made.kill()
-        made.communicate()
+        output.kill()
+        output.communicate()
 
 
 class NotYetError(OSError):
@@ -273,10 +273,10 @@ def post(port: int) -> list[float]:
     """The outputs of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        found = ask_on(connection, "POST", SOFT, BODY)
-        if found.status == 503:
+        result = ask_on(connection, "POST", SOFT, BODY)
+        if result.status == 503:
             raise NotYetError
-        return found.output()
+        return result.output()
     finally:
         connection.close()
 
@@ -288,33 +288,33 @@ def test_server_process_starts_and_stops(tmp_path: Path, count: int) -> None:
     models = tmp_path / "models"
     put(models, "soft")
     (models / "serve.toml").write_text("[server]\ngrpc = false\n")
-    with process(models) as (made, port):
+    with process(models) as (result, port):
         expected = post(port)
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
         assert [post(port) for _ in range(20)] == [expected] * 20
-        for each in idle[: count // 2]:
-            each.close()
+        for item in idle[: count // 2]:
+            item.close()
         assert post(port) == expected
         asking = [Asking(port, expected) for _ in range(4)]
         try:
-            for each in asking:
-                each.until("right")
-            os.kill(made.pid, signal.SIGKILL)
-            made.wait(30)
-            for each in asking:  # the death is an error to each
-                each.until("none")
+            for item in asking:
+                item.until("right")
+            os.kill(result.pid, signal.SIGKILL)
+            result.wait(30)
+            for item in asking:  # the death is an error to each
+                item.until("none")
             with process(models, port) as (second, _):
-                for each in asking:
-                    each.until("right")
-                    each.end()
+                for item in asking:
+                    item.until("right")
+                    item.end()
                 second.terminate()
                 assert second.wait(30) == 0
         finally:
-            for each in asking:
-                each.end()
-        assert not any(each.counts["wrong"] for each in asking)
-        for each in idle:
-            each.close()
+            for item in asking:
+                item.end()
+        assert not any(item.counts["wrong"] for item in asking)
+        for item in idle:
+            item.close()
 
 
 class Asking:
@@ -349,29 +349,29 @@ class Asking:
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    key, made = folder / f"{name}.key", folder / f"{name}.pem"
+    key, result = folder / f"{name}.key", folder / f"{name}.pem"
     argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    argv += ["-nodes", "-keyout", str(key), "-out", str(made), "-days", "2"]
+    argv += ["-nodes", "-keyout", str(key), "-out", str(result), "-days", "2"]
     argv += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     try:
         subprocess.run(argv, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("needs the command openssl")
-    return made, key
+    return result, key
 
 
 def test_tls_and_client_certificates_are_checked(models: Path, tmp_path: Path) -> None:
     grpc = pytest.importorskip("grpc", reason="needs the package grpcio")
-    mine, key = certificate(tmp_path, "server")
-    theirs, their_key = certificate(tmp_path, "client")
-    given = {"tls_certificate": str(mine), "tls_key": str(key), "tls_client_ca": str(theirs)}
-    with serving(models, **given) as server:
-        context = ssl.create_default_context(cafile=str(mine))
+    result, key = certificate(tmp_path, "server")
+    reference, their_key = certificate(tmp_path, "client")
+    inputs = {"tls_certificate": str(result), "tls_key": str(key), "tls_client_ca": str(reference)}
+    with serving(models, **inputs) as server:
+        context = ssl.create_default_context(cafile=str(result))
         for has_certificate in (True, False):
             if has_certificate:
-                context.load_cert_chain(theirs, their_key)
+                context.load_cert_chain(reference, their_key)
             else:
-                context = ssl.create_default_context(cafile=str(mine))
+                context = ssl.create_default_context(cafile=str(result))
             connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=context)
             if has_certificate:
                 assert ask_on(connection, "POST", SOFT, BODY).status == 200
@@ -380,7 +380,7 @@ def test_tls_and_client_certificates_are_checked(models: Path, tmp_path: Path) -
                     ask_on(connection, "POST", SOFT, BODY)
             connection.close()
         credentials = grpc.ssl_channel_credentials(
-            mine.read_bytes(), their_key.read_bytes(), theirs.read_bytes()
+            result.read_bytes(), their_key.read_bytes(), reference.read_bytes()
         )
         place = f"127.0.0.1:{server.server.grpc_port}"
         with grpc.secure_channel(place, credentials) as channel:

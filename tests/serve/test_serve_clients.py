@@ -26,19 +26,19 @@ def triton(kind: str) -> ModuleType:
 def client(request: pytest.FixtureRequest, server: Running) -> Iterator[tuple[ModuleType, Any]]:
     module = triton(request.param)
     port = server.port if request.param == "http" else server.server.grpc_port
-    made = module.InferenceServerClient(f"127.0.0.1:{port}")
-    yield module, made
-    made.close()
+    result = module.InferenceServerClient(f"127.0.0.1:{port}")
+    yield module, result
+    result.close()
 
 
 def inputs(
     module: ModuleType, name: str, arrays: dict[str, np.ndarray], datatype: str
 ) -> list[Any]:
-    made = []
+    result = []
     for key, array in arrays.items():
-        made.append(module.InferInput(key, list(array.shape), datatype))
-        made[-1].set_data_from_numpy(array)
-    return made
+        result.append(module.InferInput(key, list(array.shape), datatype))
+        result[-1].set_data_from_numpy(array)
+    return result
 
 
 def test_triton_client_reads_metadata(client: tuple[ModuleType, Any]) -> None:
@@ -48,21 +48,21 @@ def test_triton_client_reads_metadata(client: tuple[ModuleType, Any]) -> None:
     name = metadata["name"] if isinstance(metadata, dict) else metadata.name
     assert name == "ekiden"
     metadata = c.get_model_metadata("add", "1")
-    found = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
-    assert len(found) == 2
+    result = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
+    assert len(result) == 2
 
 
 def test_triton_client_infers(client: tuple[ModuleType, Any]) -> None:
     module, c = client
-    found = c.infer("add", inputs(module, "add", {"x": X, "y": X}, "FP32"), request_id="7")
-    assert np.array_equal(found.as_numpy("output0"), X + X)
+    result = c.infer("add", inputs(module, "add", {"x": X, "y": X}, "FP32"), request_id="7")
+    assert np.array_equal(result.as_numpy("output0"), X + X)
     outputs = [module.InferRequestedOutput("output0")]
     whole = np.arange(4, dtype=np.int64).reshape(1, 4)
-    found = c.infer(
+    result = c.infer(
         "whole", inputs(module, "whole", {"x": whole}, "INT64"), outputs=outputs, priority=1,
         timeout=10_000_000,
     )  # fmt: skip
-    assert np.array_equal(found.as_numpy("output0"), whole * 2)
+    assert np.array_equal(result.as_numpy("output0"), whole * 2)
 
 
 def test_triton_client_receives_errors(client: tuple[ModuleType, Any]) -> None:
@@ -78,14 +78,14 @@ def test_triton_client_receives_errors(client: tuple[ModuleType, Any]) -> None:
 def test_triton_client_runs_sequences(client: tuple[ModuleType, Any]) -> None:
     module, c = client
     one = np.ones((1, 2), np.float32)
-    found = [
+    result = [
         c.infer(
             "step", inputs(module, "step", {"x": one}, "FP32"), sequence_id=99,
             sequence_start=at == 0, sequence_end=at == 2,
         ).as_numpy("output0").tolist()
         for at in range(3)
     ]  # fmt: skip
-    assert found == [[[2.0, 2.0]], [[4.0, 4.0]], [[6.0, 6.0]]]
+    assert result == [[[2.0, 2.0]], [[4.0, 4.0]], [[6.0, 6.0]]]
 
 
 def test_triton_client_controls_repository(client: tuple[ModuleType, Any]) -> None:
@@ -108,8 +108,8 @@ def test_many_at_once_over_http(server: Running) -> None:
         c.async_infer("add", inputs(module, "add", {"x": X * at, "y": X}, "FP32"))
         for at in range(32)
     ]
-    for at, each in enumerate(asked):
-        assert np.array_equal(each.get_result().as_numpy("output0"), X * at + X)
+    for at, item in enumerate(asked):
+        assert np.array_equal(item.get_result().as_numpy("output0"), X * at + X)
     c.close()
 
 
@@ -117,16 +117,16 @@ def test_a_stream_over_grpc(server: Running) -> None:
     module = triton("grpc")
     import queue
 
-    found: queue.Queue[Any] = queue.Queue()
+    actual: queue.Queue[Any] = queue.Queue()
     c = module.InferenceServerClient(f"127.0.0.1:{server.server.grpc_port}")
-    c.start_stream(lambda result, error: found.put((result, error)))
+    c.start_stream(lambda result, error: actual.put((result, error)))
     for at in range(4):
         c.async_stream_infer("add", inputs(module, "add", {"x": X * at, "y": X}, "FP32"))
     c.async_stream_infer("none", inputs(module, "add", {"x": X}, "FP32"))
     for at in range(4):
-        result, error = found.get(timeout=30)
+        result, error = actual.get(timeout=30)
         assert error is None and np.array_equal(result.as_numpy("output0"), X * at + X)
-    assert "no model of that name" in str(found.get(timeout=30)[1])
+    assert "no model of that name" in str(actual.get(timeout=30)[1])
     c.stop_stream()
     c.close()
 
@@ -141,19 +141,19 @@ def test_openai_client_chats(tmp_path: Path) -> None:
         base = f"http://127.0.0.1:{server.port}/v1"
         with openai.OpenAI(base_url=base, api_key="a-long-enough-token", max_retries=0) as c:
             assert [m.id for m in c.models.list()] == ["echo"]
-            said = [{"role": "user", "content": "one two three"}]
-            found = c.chat.completions.create(model="echo", messages=said)
-            assert found.choices[0].message.content == "one two three"
-            assert found.usage.completion_tokens == 3
-            events = c.chat.completions.create(model="echo", messages=said, stream=True)
+            message = [{"role": "user", "content": "one two three"}]
+            result = c.chat.completions.create(model="echo", messages=message)
+            assert result.choices[0].message.content == "one two three"
+            assert result.usage.completion_tokens == 3
+            events = c.chat.completions.create(model="echo", messages=message, stream=True)
             texts = [e.choices[0].delta.content or "" for e in events]
             assert "".join(texts) == "one two three" and len(texts) >= 4
             with pytest.raises(openai.NotFoundError):
-                c.chat.completions.create(model="none", messages=said)
-            several = c.chat.completions.create(model="echo", messages=said, n=3)
+                c.chat.completions.create(model="none", messages=message)
+            several = c.chat.completions.create(model="echo", messages=message, n=3)
             assert [choice.index for choice in several.choices] == [0, 1, 2]
             with pytest.raises(openai.BadRequestError, match="'n': a whole number") as caught:
-                c.chat.completions.create(model="echo", messages=said, n=0)
+                c.chat.completions.create(model="echo", messages=message, n=0)
             assert caught.value.param == "n" and caught.value.type == "invalid_request_error"
         with (
             openai.OpenAI(base_url=base, api_key="wrong", max_retries=0) as wrong,

@@ -27,13 +27,13 @@ Channel = Any
 
 @pytest.fixture
 def channel(server: Running) -> Iterator[Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{server.server.grpc_port}") as made:
-        yield made
+    with grpc.insecure_channel(f"127.0.0.1:{server.server.grpc_port}") as result:
+        yield result
 
 
-def call(channel: Channel, method: str, request: Proto = b"", **given: object) -> Proto:
+def call(channel: Channel, method: str, request: Proto = b"", **argument: object) -> Proto:
     data = request if isinstance(request, bytes) else request.SerializeToString()
-    answer = channel.unary_unary(f"/{GRPC_SERVICE_NAME}/{method}")(data, timeout=30, **given)
+    answer = channel.unary_unary(f"/{GRPC_SERVICE_NAME}/{method}")(data, timeout=30, **argument)
     return parse_message(f"{method}Response", answer)
 
 
@@ -43,9 +43,9 @@ def infer(model: str = "whole", **values: object) -> Proto:
 
 
 def test_typed_contents_are_decoded(channel: Channel) -> None:
-    found = call(channel, "ModelInfer", infer(contents={"int64_contents": [1, 2, 3, 4]}))
-    assert np.frombuffer(found.raw_output_contents[0], np.int64).tolist() == [2, 4, 6, 8]
-    assert found.model_version == "1" and list(found.outputs[0].shape) == [1, 4]
+    result = call(channel, "ModelInfer", infer(contents={"int64_contents": [1, 2, 3, 4]}))
+    assert np.frombuffer(result.raw_output_contents[0], np.int64).tolist() == [2, 4, 6, 8]
+    assert result.model_version == "1" and list(result.outputs[0].shape) == [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_typed_contents_are_decoded(channel: Channel) -> None:
     ],
 )
 def test_errors_have_codes(channel: Channel, request_: Proto, code: str, text: str) -> None:
-    with pytest.raises(grpc.RpcError) as found:
+    with pytest.raises(grpc.RpcError) as result:
         call(channel, "ModelInfer", request_)
-    error: Any = found.value
+    error: Any = result.value
     assert error.code().name == code and error.details().startswith(text)
 
 
@@ -80,9 +80,9 @@ def test_small_integers_keep_their_range(channel: Channel) -> None:
 def test_a_call_with_too_little_time(channel: Channel) -> None:
     request = infer(contents={"int64_contents": [1, 2, 3, 4]})
     request.parameters["timeout"].int64_param = 1
-    with pytest.raises(grpc.RpcError) as found:
+    with pytest.raises(grpc.RpcError) as result:
         call(channel, "ModelInfer", request)
-    error: Any = found.value
+    error: Any = result.value
     assert error.code().name == "DEADLINE_EXCEEDED"
 
 
@@ -104,13 +104,13 @@ def test_grpc_calls_need_tokens(models: Path, tmp_path: Path) -> None:
 
 def ours() -> dict[str, dict[str, int]]:
     """Message -> field -> number, of our description."""
-    found: dict[str, dict[str, int]] = {}
-    stack = [("", each) for each in FILE_DESCRIPTOR.message_type]
+    result: dict[str, dict[str, int]] = {}
+    stack = [("", item) for item in FILE_DESCRIPTOR.message_type]
     while stack:
-        outer, each = stack.pop()
-        found[outer + each.name] = {field.name: field.number for field in each.field}
-        stack += [(f"{outer}{each.name}.", n) for n in each.nested_type if "Entry" not in n.name]
-    return found
+        outer, item = stack.pop()
+        result[outer + item.name] = {field.name: field.number for field in item.field}
+        stack += [(f"{outer}{item.name}.", n) for n in item.nested_type if "Entry" not in n.name]
+    return result
 
 
 def test_message_fields_match_triton() -> None:
@@ -118,13 +118,13 @@ def test_message_fields_match_triton() -> None:
         "tritonclient.grpc.service_pb2", reason="needs the package tritonclient[grpc]"
     )
     for path, fields in ours().items():
-        theirs = pb2.DESCRIPTOR.message_types_by_name[path.split(".")[0]]
+        reference = pb2.DESCRIPTOR.message_types_by_name[path.split(".")[0]]
         for name in path.split(".")[1:]:
-            theirs = theirs.nested_types_by_name[name]
+            reference = reference.nested_types_by_name[name]
         for field in next_fields(path):
-            other = theirs.fields_by_name[field.name]
+            other = reference.fields_by_name[field.name]
             assert (other.number, other.type) == (field.number, field.type), (path, field.name)
-        assert len(fields) <= len(theirs.fields)
+        assert len(fields) <= len(reference.fields)
     service = pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert {*GRPC_METHODS} <= {method.name for method in service.methods}
 
@@ -132,9 +132,9 @@ def test_message_fields_match_triton() -> None:
 def next_fields(path: str) -> list[Any]:
     messages: Any = FILE_DESCRIPTOR.message_type
     for name in path.split("."):
-        found = next(each for each in messages if each.name == name)
-        messages = found.nested_type
-    return list(found.field)
+        result = next(message for message in messages if message.name == name)
+        messages = result.nested_type
+    return list(result.field)
 
 
 def test_message_fields_match_the_protocol() -> None:
@@ -145,23 +145,23 @@ def test_message_fields_match_the_protocol() -> None:
             "EKIDEN_INFERENCE_PROTOCOL, the folder of open_inference_grpc.proto, is not set"
         )
     text = re.sub(r"//.*", "", (Path(folder) / "open_inference_grpc.proto").read_text())
-    found, stack = {}, []
+    result, stack = {}, []
     for token in re.finditer(
         r"message\s+(\w+)|(oneof|service)\s+\w+|rpc (\w+)|(\w+)\s*=\s*(\d+)\s*;|([{}])", text
     ):
         name, block, rpc, field, number, brace = token.groups()
         if name:
             stack.append(name)
-            found[".".join(stack)] = {}
+            result[".".join(stack)] = {}
         elif block:
             stack.append("")
         elif rpc:
             assert rpc in GRPC_METHODS
             stack.append("")
         elif field:
-            found[".".join(filter(None, stack))][field] = int(number)
+            result[".".join(filter(None, stack))][field] = int(number)
         elif brace == "}":
             stack.pop()
     known = ours()
-    del found["ModelMetadataResponse"]["properties"]
-    assert {name: known[name] for name in found} == found
+    del result["ModelMetadataResponse"]["properties"]
+    assert {name: known[name] for name in result} == result

@@ -24,8 +24,8 @@ SOFT = "/v2/models/soft/infer"
 
 
 def softmax(x: object) -> np.ndarray:
-    found = np.exp(np.asarray(x, np.float64))
-    return found / found.sum(-1, keepdims=True)
+    result = np.exp(np.asarray(x, np.float64))
+    return result / result.sum(-1, keepdims=True)
 
 
 def test_server_and_model_metadata(server: Running) -> None:
@@ -42,8 +42,8 @@ def test_server_and_model_metadata(server: Running) -> None:
 
 
 def test_state_is_no_port(server: Running) -> None:
-    found = server.ask("GET", "/v2/models/step").json
-    assert [p["name"] for p in (*found["inputs"], *found["outputs"])] == ["x", "output0"]
+    result = server.ask("GET", "/v2/models/step").json
+    assert [p["name"] for p in (*result["inputs"], *result["outputs"])] == ["x", "output0"]
 
 
 def test_health_endpoints_answer(server: Running) -> None:
@@ -55,9 +55,9 @@ def test_health_endpoints_answer(server: Running) -> None:
 
 def test_json_inference_matches(server: Running) -> None:
     body = {"id": "42", "inputs": rows({"x": X}), "outputs": [{"name": "output0"}]}
-    found = server.ask("POST", "/v2/models/soft/infer", body)
-    assert found.json["id"] == "42" and found.json["model_version"] == "1"
-    assert np.allclose(found.output(), softmax(X), rtol=1e-5)
+    result = server.ask("POST", "/v2/models/soft/infer", body)
+    assert result.json["id"] == "42" and result.json["model_version"] == "1"
+    assert np.allclose(result.output(), softmax(X), rtol=1e-5)
     flat = [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": list(range(8))}]
     assert len(server.ask("POST", "/v2/models/soft/infer", {"inputs": flat}).output()) == 8
 
@@ -86,23 +86,23 @@ def post_binary(server: Running, model: str, arrays: dict[str, np.ndarray]) -> A
 
 def test_binary_inference_matches(server: Running) -> None:
     x, y = np.random.default_rng(0).random((2, 3, 5)).astype(np.float32)
-    found = post_binary(server, "add", {"x": x, "y": y})
-    split = int(found.headers["inference-header-content-length"])
-    (output,) = json.loads(found.data[:split])["outputs"]
+    result = post_binary(server, "add", {"x": x, "y": y})
+    split = int(result.headers["inference-header-content-length"])
+    (output,) = json.loads(result.data[:split])["outputs"]
     assert output["parameters"] == {"binary_data_size": 60} and "data" not in output
-    assert np.array_equal(np.frombuffer(found.data[split:], np.float32).reshape(3, 5), x + y)
+    assert np.array_equal(np.frombuffer(result.data[split:], np.float32).reshape(3, 5), x + y)
 
 
 def test_empty_batches_are_answered(server: Running) -> None:
-    found = post_binary(server, "soft", {"x": np.zeros((0, 4), np.float32)})
-    assert found.status == 200
+    result = post_binary(server, "soft", {"x": np.zeros((0, 4), np.float32)})
+    assert result.status == 200
 
 
 def test_integers_are_exact(server: Running) -> None:
     big = 2**62 - 1
     body = {"inputs": rows({"x": [[big, -big, 0, 1]]}, "INT64")}
-    found = server.ask("POST", "/v2/models/whole/infer", body)
-    assert found.output() == [2 * big, -2 * big, 0, 2]
+    result = server.ask("POST", "/v2/models/whole/infer", body)
+    assert result.output() == [2 * big, -2 * big, 0, 2]
 
 
 def x_of(**changes: object) -> dict[str, object]:
@@ -142,8 +142,8 @@ def x_of(**changes: object) -> dict[str, object]:
     ],
 )
 def test_invalid_requests_are_refused(server: Running, body: object, message: str) -> None:
-    found = server.ask("POST", "/v2/models/soft/infer", body)
-    assert found.status in (400, 409) and found.error.startswith(message), found.data
+    result = server.ask("POST", "/v2/models/soft/infer", body)
+    assert result.status in (400, 409) and result.error.startswith(message), result.data
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_invalid_requests_are_refused(server: Running, body: object, message: st
 def test_wrong_methods_and_paths_are_refused(
     server: Running, method: str, path: str, status: int
 ) -> None:
-    found = server.ask(method, path, x_of() if method == "POST" else None)
+    result = server.ask(method, path, x_of() if method == "POST" else None)
     if path.endswith("load"):
-        found = server.ask(method, path, {})
-    assert found.status == status and found.error
+        result = server.ask(method, path, {})
+    assert result.status == status and result.error
 
 
 def test_wrong_content_length_is_refused(server: Running) -> None:
@@ -174,15 +174,15 @@ def test_wrong_content_length_is_refused(server: Running) -> None:
 
 
 def test_mismatched_symbolic_sizes_are_refused(server: Running) -> None:
-    found = server.infer("add", x=X, y=[[1.0, 2.0]])
-    assert found.status == 400 and "'k' is 4 in another input, here 2" in found.error
+    result = server.infer("add", x=X, y=[[1.0, 2.0]])
+    assert result.status == 400 and "'k' is 4 in another input, here 2" in result.error
 
 
 def test_infinities_are_not_json(server: Running) -> None:
     big = [[3e38, 0.0]]
     assert server.infer("add", x=big, y=big).status == 400
-    found = post_binary(server, "add", {"x": np.float32(big), "y": np.float32(big)})
-    assert struct.unpack("<2f", found.data[-8:]) == (np.inf, 0.0)
+    result = post_binary(server, "add", {"x": np.float32(big), "y": np.float32(big)})
+    assert struct.unpack("<2f", result.data[-8:]) == (np.inf, 0.0)
 
 
 def test_requests_that_are_run_together(server: Running) -> None:
@@ -194,8 +194,8 @@ def test_requests_that_are_run_together(server: Running) -> None:
         return server.infer("soft", x=x.tolist()).output()
 
     with ThreadPoolExecutor(16) as pool:
-        for x, found in zip(xs, pool.map(ask, xs), strict=True):
-            assert np.allclose(np.reshape(found, x.shape), softmax(x), rtol=1e-5)
+        for x, result in zip(xs, pool.map(ask, xs), strict=True):
+            assert np.allclose(np.reshape(result, x.shape), softmax(x), rtol=1e-5)
 
 
 def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
@@ -204,8 +204,8 @@ def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
     assert versions["mixed"].get().signature.batch_symbol == ""
     assert versions["fixed"].get().signature.batch_symbol == ""
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: server.infer("mixed", x=X).output(), range(16)):
-            assert found == [0.0] * 4
+        for result in pool.map(lambda _: server.infer("mixed", x=X).output(), range(16)):
+            assert result == [0.0] * 4
 
 
 def test_oversized_body_is_refused(models: Path) -> None:
@@ -224,9 +224,9 @@ def test_bearer_tokens_are_required(models: Path, tmp_path: Path) -> None:
     users, owners = tmp_path / "users", tmp_path / "owners"
     users.write_text("0123456789abcdef\n")
     owners.write_text("fedcba9876543210\n")
-    given = {"token_file": str(users), "control_token_file": str(owners)}
+    inputs = {"token_file": str(users), "control_token_file": str(owners)}
     user, owner = ({"Authorization": f"Bearer {p.read_text().strip()}"} for p in (users, owners))
-    with serving(models, **given) as server:
+    with serving(models, **inputs) as server:
         assert server.ask("GET", "/v2/health/live").status == 200
         assert server.ask("GET", "/v2").status == 401
         assert server.ask("GET", "/v2", headers={"Authorization": "Bearer x"}).status == 401
@@ -286,8 +286,8 @@ def test_unknown_paths_are_refused(server: Running) -> None:
         ("GET", "/v2/models/{model}/what", 404, "not found"),
         ("GET", "/none", 404, "not found"),
     ):
-        found = server.ask(method, path)
-        assert (found.status, found.error) == (status, error), path
+        result = server.ask(method, path)
+        assert (result.status, result.error) == (status, error), path
 
 
 def test_a_client_that_goes_before_its_body_is_whole(
@@ -298,8 +298,8 @@ def test_a_client_that_goes_before_its_body_is_whole(
         head = (
             b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
         )
-        with socket.create_connection(("127.0.0.1", server.port), 10) as made:
-            made.sendall(head + b"{")
+        with socket.create_connection(("127.0.0.1", server.port), 10) as result:
+            result.sendall(head + b"{")
         while server.server.engine.metrics.connections:
             assert server.ask("GET", "/v2").status == 200
     assert capsys.readouterr().err == ""
@@ -308,8 +308,8 @@ def test_a_client_that_goes_before_its_body_is_whole(
 def test_keep_alive_connection_serves_many_requests(server: Running) -> None:
     connection = server.connect()
     for _ in range(3):
-        found = ask_on(connection, "POST", "/v2/models/soft/infer", x_of())
-        assert found.status == 200
+        result = ask_on(connection, "POST", "/v2/models/soft/infer", x_of())
+        assert result.status == 200
         assert ask_on(connection, "POST", "/v2/models/soft/infer", b"{").status == 400
     connection.close()
 

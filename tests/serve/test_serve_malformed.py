@@ -47,8 +47,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     if not isinstance(value, (dict, list)):
         return
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from places(each, (*path, key))
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from places(item, (*path, key))
 
 
 @st.composite
@@ -85,21 +85,21 @@ def guarded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             assert secret not in written
 
 
-def check(found: Answer, folder: Path) -> None:
-    assert found.status in (200, 400, 401, 404, 405, 409, 413, 415), (found.status, found.data)
-    if found.status == 200:
+def check(result: Answer, folder: Path) -> None:
+    assert result.status in (200, 400, 401, 404, 405, 409, 413, 415), (result.status, result.data)
+    if result.status == 200:
         return
-    text = found.error
+    text = result.error
     assert text and "Traceback" not in text and ".py" not in text and str(folder) not in text
     assert TOKEN not in text
 
 
-def is_right(body: bytes, found: Answer, path: str) -> bool:
+def is_right(body: bytes, result: Answer, path: str) -> bool:
     """Whether an answer is that of the tensor that the body has after all."""
     x = np.array(json.loads(body)["inputs"][0]["data"], np.float64).reshape(-1, 4)
-    got = np.array(found.json["outputs"][0]["data"], np.float64).reshape(-1, 4)
+    actual = np.array(result.json["outputs"][0]["data"], np.float64).reshape(-1, 4)
     e = np.exp(x - x.max(-1, keepdims=True)) if path == PATHS[0] else x * 2
-    return np.allclose(got, e / e.sum(-1, keepdims=True) if path == PATHS[0] else e, atol=1e-6)
+    return np.allclose(actual, e / e.sum(-1, keepdims=True) if path == PATHS[0] else e, atol=1e-6)
 
 
 @sizes("count", 120, 2000)
@@ -115,11 +115,11 @@ def test_mutated_bodies_are_refused_or_answered(guarded: Running, models: Path, 
         headers = {"Authorization": f"Bearer {TOKEN}"}
         if header:
             headers["Inference-Header-Content-Length"] = header
-        found = guarded.ask("POST", path, body, headers)
-        check(found, models)
-        if found.status == 200 and not header:
-            assert is_right(body, found, path)
-        statuses.append(found.status)
+        result = guarded.ask("POST", path, body, headers)
+        check(result, models)
+        if result.status == 200 and not header:
+            assert is_right(body, result, path)
+        statuses.append(result.status)
 
     threads, memory = threading.active_count(), memory_stats().in_use
     ask()
@@ -150,10 +150,10 @@ def test_mutated_request_lines_are_refused_or_answered(
     )
     def ask(method: str, path: list[str], token: str, body: bytes) -> None:
         target = "/" + "/".join(path)
-        found = guarded.ask(method, target, body, {"Authorization": token})
-        if method == "HEAD" or found.status == 200:
+        result = guarded.ask(method, target, body, {"Authorization": token})
+        if method == "HEAD" or result.status == 200:
             return
-        assert 400 <= found.status < 500 or found.status in (307,), (found.status, found.data)
+        assert 400 <= result.status < 500 or result.status in (307,), (result.status, result.data)
 
     ask()
     rng = np.random.default_rng(0)
@@ -182,9 +182,9 @@ def test_answers_are_of_the_protocols_schema(server: Running) -> None:
         "inference_error_response": server.ask("POST", f"{soft}/infer", b"{"),
         "metadata_model_error_response": server.ask("GET", "/v2/models/none/versions/1"),
     }
-    for name, found in cases.items():
+    for name, case in cases.items():
         schema = {**document, "$ref": f"#/components/schemas/{name}"}
-        jsonschema.Draft4Validator(schema).validate(found.json)
+        jsonschema.Draft4Validator(schema).validate(case.json)
     for path, methods in document["paths"].items():
         place = path.replace("${MODEL_NAME}", "soft").replace("${MODEL_VERSION}", "1")
         for method in methods.keys() - {"parameters"}:

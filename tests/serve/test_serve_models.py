@@ -31,8 +31,8 @@ def control(server: Running, what: str, name: str = "m") -> Answer:
 
 
 def states(server: Running) -> dict[tuple[str, str], str]:
-    found = server.ask("POST", "/v2/repository/index", {}).json
-    return {(row["name"], row["version"]): row["state"] for row in found}
+    result = server.ask("POST", "/v2/repository/index", {}).json
+    return {(row["name"], row["version"]): row["state"] for row in result}
 
 
 def test_models_load_and_unload(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_models_load_and_unload(tmp_path: Path) -> None:
         assert states(server) == {("m", "1"): "READY"}
         assert control(server, "unload").status == 200
         assert states(server) == {("m", "1"): "UNAVAILABLE"}
-        found = server.infer("m", x=X)
-        assert found.status == 503 and found.headers["retry-after"] == "1"
+        result = server.infer("m", x=X)
+        assert result.status == 503 and result.headers["retry-after"] == "1"
 
 
 def test_failed_load_changes_nothing(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_failed_load_changes_nothing(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         for damaged in (b"", b"\x89EKIDEN\nshort", path.read_bytes()[:-100]):
             path.write_bytes(damaged)  # in place: what runs was read, not mapped
-            found = control(server, "load")
-            assert found.status == 422 and found.error.startswith("load 'm': ")
+            result = control(server, "load")
+            assert result.status == 422 and result.error.startswith("load 'm': ")
             assert server.infer("m", x=X).output() == [-1.0, -2.0, -3.0, -4.0]
         (tmp_path / "m" / "model.toml").write_text("[model]\nqueues = 3\n")
         assert "no setting is named 'queues'; 'queue' is near" in control(server, "load").error
@@ -68,8 +68,8 @@ def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFix
         assert server.infer("m", x=X).status == 200
         assert states(server)[("bad", "1")] == "UNAVAILABLE"
         assert server.infer("bad", x=X).status == 503
-    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    failed = next(each for each in said if each["event"] == "load_failed")
+    printed = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    failed = next(item for item in printed if item["event"] == "load_failed")
     assert failed["model"] == "bad" and "not an Ekiden executable" in failed["reason"]
 
 
@@ -84,10 +84,10 @@ def test_a_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:
     """Loading runs beside the server, which would wait for good for what it does not give."""
     put(tmp_path, "m", NEGATIVE)
     (tmp_path / "two words.onnx").touch()
-    wanted = "a name of letters, digits, '.', '_', '-' expected"
+    expected = "a name of letters, digits, '.', '_', '-' expected"
     with pytest.raises(LoadError) as caught, serving(tmp_path):
         pass
-    assert str(caught.value) == f"serve '{tmp_path}/two words.onnx': {wanted}"
+    assert str(caught.value) == f"serve '{tmp_path}/two words.onnx': {expected}"
 
 
 def test_a_name_that_cannot_be_served_comes_later(
@@ -97,11 +97,11 @@ def test_a_name_that_cannot_be_served_comes_later(
     (tmp_path / "serve.toml").write_text("[server]\npoll_seconds = 0.05\n")
     with serving(tmp_path) as server:
         (tmp_path / "two words.onnx").touch()
-        said = ""
-        while "poll_failed" not in said:
+        message = ""
+        while "poll_failed" not in message:
             time.sleep(0.01)
-            said += capsys.readouterr().err
-        assert "a name of letters" in said
+            message += capsys.readouterr().err
+        assert "a name of letters" in message
         assert server.infer("m", x=X).status == 200
         assert "a name of letters" in control(server, "load").error
 
@@ -111,16 +111,16 @@ def test_reload_while_requests_run(tmp_path: Path) -> None:
     put(tmp_path, "m", NEGATIVE)
     with serving(tmp_path) as server:
         ends, answered = threading.Event(), threading.Condition()
-        found: list[list[list[float]]] = [[] for _ in range(4)]
+        actual: list[list[list[float]]] = [[] for _ in range(4)]
 
-        def ask(mine: list[list[float]]) -> None:
+        def ask(result: list[list[float]]) -> None:
             connection = server.connect()
             try:
                 while not ends.is_set():
                     body = {"inputs": rows({"x": X})}
                     answer = ask_on(connection, "POST", "/v2/models/m/infer", body).output()
                     with answered:
-                        mine.append(answer)
+                        result.append(answer)
                         answered.notify()
             finally:
                 connection.close()
@@ -128,13 +128,13 @@ def test_reload_while_requests_run(tmp_path: Path) -> None:
         def wait_for_two_of_each() -> None:
             """The first may have been asked for before."""
             with answered:
-                wanted = [len(mine) + 2 for mine in found]
+                expected = [len(result) + 2 for result in actual]
                 assert answered.wait_for(
-                    lambda: all(len(m) >= n for m, n in zip(found, wanted, strict=True)), 60
+                    lambda: all(len(m) >= n for m, n in zip(actual, expected, strict=True)), 60
                 )
 
         with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask, mine) for mine in found]
+            asking = [pool.submit(ask, result) for result in actual]
             try:
                 for number in range(10):
                     compiled(NEGATIVE if number % 2 else DOUBLE).save(tmp_path / "m/1/model.eki")
@@ -142,10 +142,10 @@ def test_reload_while_requests_run(tmp_path: Path) -> None:
                     wait_for_two_of_each()
             finally:
                 ends.set()
-            for each in asking:
-                each.result()
+            for item in asking:
+                item.result()
         versions = {(-1.0, -2.0, -3.0, -4.0), (2.0, 4.0, 6.0, 8.0)}
-        assert all({tuple(answer) for answer in mine} == versions for mine in found)
+        assert all({tuple(answer) for answer in result} == versions for result in actual)
 
 
 def test_folder_polling_loads_and_unloads(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_sequence_state_moves_between_servers(server: Running, models: Path) -> 
     assert step(server, [1.0, 2.0], sequence_end=True).output() == [4.0, 8.0]
 
 
-def chat(server: Running, text: str, **given: object) -> Answer:
-    body = {"model": "echo", "messages": [{"role": "user", "content": text}], **given}
+def chat(server: Running, text: str, **argument: object) -> Answer:
+    body = {"model": "echo", "messages": [{"role": "user", "content": text}], **argument}
     return server.ask("POST", "/v1/chat/completions", body)
 
 
@@ -240,10 +240,10 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_chat(echo: Running) -> None:
-    found = chat(echo, "one two three").json
-    assert found["choices"][0]["message"]["content"] == "one two three"
-    assert found["choices"][0]["finish_reason"] == "stop"
-    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    result = chat(echo, "one two three").json
+    assert result["choices"][0]["message"]["content"] == "one two three"
+    assert result["choices"][0]["finish_reason"] == "stop"
+    assert result["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     assert chat(echo, "a b c d", max_tokens=2).json["choices"][0]["finish_reason"] == "length"
     stopped = chat(echo, "a b END c", stop=["END"]).json["choices"][0]
     assert stopped["message"]["content"] == "a b " and stopped["finish_reason"] == "stop"
@@ -280,9 +280,9 @@ def test_turns_of_assistants_may_have_calls_and_no_content(echo: Running) -> Non
 
 
 def test_chat_as_events(echo: Running) -> None:
-    found = chat(echo, "one two", stream=True, stream_options={"include_usage": True})
-    assert found.headers["content-type"].startswith("text/event-stream")
-    events = [line.removeprefix("data: ") for line in found.data.decode().split("\n\n") if line]
+    result = chat(echo, "one two", stream=True, stream_options={"include_usage": True})
+    assert result.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in result.data.decode().split("\n\n") if line]
     assert events.pop() == "[DONE]"
     chunks = [json.loads(event) for event in events]
     deltas = [c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]]
@@ -292,7 +292,7 @@ def test_chat_as_events(echo: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "message"),
+    ("argument", "status", "message"),
     [
         ({"n": 0}, 400, "'n': a whole number from 1 to 128 expected"),
         ({"tools": [{}]}, 400, "'tools[0].type': 'function' expected"),
@@ -368,10 +368,10 @@ def test_chat_as_events(echo: Running) -> None:
     ],
 )
 def test_invalid_chats_are_refused(
-    echo: Running, given: dict[str, object], status: int, message: str
+    echo: Running, argument: dict[str, object], status: int, message: str
 ) -> None:
-    found = chat(echo, "hello", **given)
-    assert found.status == status and found.json["error"]["message"].startswith(message)
+    result = chat(echo, "hello", **argument)
+    assert result.status == status and result.json["error"]["message"].startswith(message)
 
 
 def test_an_answer_ends_when_nobody_reads_it(tmp_path: Path) -> None:

@@ -39,13 +39,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def chat(server: Running, text: str, model: str = "plain", **given: object) -> Answer:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], **given}
+def chat(server: Running, text: str, model: str = "plain", **argument: object) -> Answer:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], **argument}
     return server.ask("POST", "/v1/chat/completions", body)
 
 
-def complete(server: Running, prompt: object, **given: object) -> Answer:
-    return server.ask("POST", "/v1/completions", {"model": "plain", "prompt": prompt, **given})
+def complete(server: Running, prompt: object, **argument: object) -> Answer:
+    return server.ask("POST", "/v1/completions", {"model": "plain", "prompt": prompt, **argument})
 
 
 def events_of(answer: Answer) -> list[Any]:
@@ -151,7 +151,7 @@ def test_tool_choice(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         ({"tools": TOOLS + TOOLS}, "'tools': functions of different names expected"),
         ({"tools": [{"type": "function"}]}, "'tools[0].function': an object expected"),
@@ -174,9 +174,9 @@ def test_tool_choice(server: Running) -> None:
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(
-    server: Running, given: dict[str, object], message: str
+    server: Running, argument: dict[str, object], message: str
 ) -> None:
-    answer = chat(server, "x", "tools", **given)
+    answer = chat(server, "x", "tools", **argument)
     error = answer.json["error"]
     assert answer.status == 400 and error["message"].startswith(message)
     assert error["param"] == message[1:].partition("'")[0]
@@ -211,7 +211,7 @@ def test_completions(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         ({"prompt": []}, "'prompt': a text, or a list of texts or tokens, expected"),
         ({"prompt": [["a"]]}, "'prompt': a text, or a list of texts or tokens, expected"),
@@ -225,9 +225,9 @@ def test_completions(server: Running) -> None:
     ],
 )
 def test_completions_that_are_refused(
-    server: Running, given: dict[str, object], message: str
+    server: Running, argument: dict[str, object], message: str
 ) -> None:
-    answer = complete(server, given.pop("prompt", "x"), **given)
+    answer = complete(server, argument.pop("prompt", "x"), **argument)
     assert answer.status == 400 and answer.json["error"]["message"].startswith(message)
 
 

@@ -78,9 +78,9 @@ def test_calls_of_functions_and_their_answers(client: Any) -> None:  # noqa: ANN
     message = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls"
     assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Paris"}
-    told = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    output = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
     second = client.chat.completions.create(
-        model="scripted", messages=[*says(CALL), message, told], tools=tools
+        model="scripted", messages=[*says(CALL), message, output], tools=tools
     )
     assert second.choices[0].message.content == "sunny"
 
@@ -108,8 +108,8 @@ def test_answers_are_parsed_by_their_schema(client: Any) -> None:  # noqa: ANN40
 
 def test_completions_embeddings_and_models(client: Any) -> None:  # noqa: ANN401
     assert client.completions.create(model="scripted", prompt="abc").choices[0].text == "abc"
-    made = client.embeddings.create(model="lengths", input=["ab", "c"])
-    assert [entry.embedding for entry in made.data] == [[2.0, 0.5], [1.0, 0.5]]
+    result = client.embeddings.create(model="lengths", input=["ab", "c"])
+    assert [entry.embedding for entry in result.data] == [[2.0, 0.5], [1.0, 0.5]]
     assert {model.id for model in client.models.list()} == set(MODELS)
     assert client.models.retrieve("scripted").id == "scripted"
 
@@ -120,8 +120,12 @@ def test_responses_whole_and_streamed(client: Any) -> None:  # noqa: ANN401
     tool = {"type": "function", **WEATHER}
     called = client.responses.create(model="scripted", input=CALL, tools=[tool])
     assert called.output[0].type == "function_call" and called.output[0].name == "get_weather"
-    told = {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "sunny"}
-    items = [*says(CALL), *called.output, told]
+    message = {
+        "type": "function_call_output",
+        "call_id": called.output[0].call_id,
+        "output": "sunny",
+    }
+    items = [*says(CALL), *called.output, message]
     assert client.responses.create(model="scripted", input=items, tools=[tool]).output_text == (
         "sunny"
     )
@@ -167,8 +171,8 @@ def test_llama_index_asks_the_server(server: Running) -> None:
     llms = pytest.importorskip("llama_index.core.llms", reason=reason)
     url = f"http://127.0.0.1:{server.port}/v1"
     model = like.OpenAILike(model="scripted", api_base=url, api_key="none", is_chat_model=True)
-    said = [llms.ChatMessage(role="user", content="hello")]
-    assert model.chat(said).message.content == "hello"
-    assert [part.delta for part in model.stream_chat(said)][-1] is not None
+    message = [llms.ChatMessage(role="user", content="hello")]
+    assert model.chat(message).message.content == "hello"
+    assert [part.delta for part in model.stream_chat(message)][-1] is not None
     plain = like.OpenAILike(model="scripted", api_base=url, api_key="none", is_chat_model=False)
     assert plain.complete("abc").text == "abc"

@@ -61,22 +61,22 @@ class Asked:
     def __init__(self, client: Any) -> None:  # noqa: ANN401  # of a package
         self.client = client
 
-    def chat(self, **given: Any) -> Any:  # noqa: ANN401
-        whole = {"model": "m", "messages": SAYS, "max_completion_tokens": 5, **given}
+    def chat(self, **argument: Any) -> Any:  # noqa: ANN401
+        whole = {"model": "m", "messages": SAYS, "max_completion_tokens": 5, **argument}
         whole.setdefault("extra_body", {"ignore_eos": True})
         return self.client.chat.completions.create(**whole)
 
-    def complete(self, **given: Any) -> Any:  # noqa: ANN401
-        whole = {"model": "m", "prompt": "Hello, my name is", "max_tokens": 5, **given}
+    def complete(self, **argument: Any) -> Any:  # noqa: ANN401
+        whole = {"model": "m", "prompt": "Hello, my name is", "max_tokens": 5, **argument}
         return self.client.completions.create(extra_body={"ignore_eos": True}, **whole)
 
-    def respond(self, **given: Any) -> Any:  # noqa: ANN401
-        whole = {"model": "m", "input": "Write an example", "max_output_tokens": 8, **given}
+    def respond(self, **argument: Any) -> Any:  # noqa: ANN401
+        whole = {"model": "m", "input": "Write an example", "max_output_tokens": 8, **argument}
         return self.client.responses.create(**whole)
 
-    def is_refused(self, ask: Callable[..., Any], param: str, **given: Any) -> None:  # noqa: ANN401
+    def is_refused(self, ask: Callable[..., Any], param: str, **argument: Any) -> None:  # noqa: ANN401
         with pytest.raises(openai.BadRequestError) as caught:
-            list(ask(**given))
+            list(ask(**argument))
         assert caught.value.param == param, caught.value
 
 
@@ -89,8 +89,8 @@ def no_logprobs_chat(asked: Asked) -> None:
 
 def logprobs_chat(asked: Asked) -> None:
     for count in (0, 5):
-        found = asked.chat(temperature=0, logprobs=True, top_logprobs=count).choices[0].logprobs
-        assert [len(entry.top_logprobs) for entry in found.content] == [count] * 5
+        result = asked.chat(temperature=0, logprobs=True, top_logprobs=count).choices[0].logprobs
+        assert [len(entry.top_logprobs) for entry in result.content] == [count] * 5
 
 
 def too_many_chat_logprobs(asked: Asked) -> None:
@@ -124,8 +124,8 @@ def stream_options(asked: Asked) -> None:
         *chunks, last = ask(stream=True, stream_options={"include_usage": True})
         assert all(chunk.usage is None for chunk in chunks) and last.choices == []
         assert last.usage.total_tokens == last.usage.prompt_tokens + 5
-        for wanted in (None, True):
-            asked.is_refused(ask, "stream_options", stream_options={"include_usage": wanted})
+        for expected in (None, True):
+            asked.is_refused(ask, "stream_options", stream_options={"include_usage": expected})
 
 
 def response_format_json_object(asked: Asked) -> None:
@@ -142,8 +142,8 @@ def response_format_json_object(asked: Asked) -> None:
 def response_format_json_schema(asked: Asked) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
     answer = asked.chat(response_format=form, max_completion_tokens=100, extra_body={})
-    found = json.loads(answer.choices[0].message.content)
-    assert len(found["name"]) <= 9 and 0 <= found["age"] <= 120
+    result = json.loads(answer.choices[0].message.content)
+    assert len(result["name"]) <= 9 and 0 <= result["age"] <= 120
 
 
 def response_format_text(asked: Asked) -> None:
@@ -151,8 +151,8 @@ def response_format_text(asked: Asked) -> None:
 
 
 def extra_fields_allowed(asked: Asked) -> None:
-    said = [{"role": "user", "content": "what is 1+1?", "extra_field": "0"}]
-    assert asked.chat(messages=said, seed=0).choices[0].message.content is not None
+    message = [{"role": "user", "content": "what is 1+1?", "extra_field": "0"}]
+    assert asked.chat(messages=message, seed=0).choices[0].message.content is not None
 
 
 def complex_message_content(asked: Asked) -> None:
@@ -174,11 +174,11 @@ def n_parameter(asked: Asked) -> None:
     choices = asked.chat(n=3, temperature=0.7, max_completion_tokens=20).choices
     assert [choice.index for choice in choices] == [0, 1, 2]
     assert len({choice.message.content for choice in choices}) > 1
-    found = {0: "", 1: ""}
+    result = {0: "", 1: ""}
     for chunk in asked.chat(n=2, temperature=0.7, seed=42, stream=True):
         for choice in chunk.choices:
-            found[choice.index] += choice.delta.content or ""
-    assert all(found.values())
+            result[choice.index] += choice.delta.content or ""
+    assert all(result.values())
     assert len(asked.chat(n=1).choices) == 1
 
 
@@ -191,8 +191,8 @@ def single_completion(asked: Asked) -> None:
 
 def logprobs_completion(asked: Asked) -> None:
     assert asked.complete(logprobs=None).choices[0].logprobs is None
-    found = asked.complete(prompt=[9] * 5, logprobs=5, temperature=0).choices[0].logprobs
-    assert len(found.token_logprobs) == 5 and found.top_logprobs is not None
+    result = asked.complete(prompt=[9] * 5, logprobs=5, temperature=0).choices[0].logprobs
+    assert len(result.token_logprobs) == 5 and result.top_logprobs is not None
     asked.is_refused(asked.complete, "logprobs", logprobs=21)
 
 
@@ -208,10 +208,10 @@ def parallel_completions(asked: Asked) -> None:
     whole = asked.complete(n=3, temperature=1.0, seed=42, max_tokens=20).choices
     texts = [choice.text for choice in whole]
     assert len(set(texts)) == 3
-    found = ["", "", ""]
+    result = ["", "", ""]
     for chunk in asked.complete(n=3, temperature=1.0, seed=42, max_tokens=20, stream=True):
-        found[chunk.choices[0].index] += chunk.choices[0].text
-    assert found == texts
+        result[chunk.choices[0].index] += chunk.choices[0].text
+    assert result == texts
 
 
 def batch_completions(asked: Asked) -> None:
@@ -229,8 +229,8 @@ def batch_completions(asked: Asked) -> None:
 
 def formats_that_are_refused(asked: Asked) -> None:
     const = {"type": "json_object", "schema": {"const": "42"}}
-    found = asked.chat(response_format=const, extra_body={}).choices[0].message.content
-    assert found == '"42"'
+    result = asked.chat(response_format=const, extra_body={}).choices[0].message.content
+    assert result == '"42"'
     for form in (
         {"type": "sound"}, {"type": "json_object", "schema": 123},
         {"type": "json_object", "schema": {"type": 123}},
@@ -250,9 +250,9 @@ def invalid_chat_completion_req(asked: Asked) -> None:
 
 
 def logprobs_whole_and_streamed(asked: Asked) -> None:
-    given = {"temperature": 0, "logprobs": True, "top_logprobs": 10}
-    choice = asked.chat(**given).choices[0]
-    parts = [c.choices[0] for c in asked.chat(**given, stream=True)]
+    inputs = {"temperature": 0, "logprobs": True, "top_logprobs": 10}
+    choice = asked.chat(**inputs).choices[0]
+    parts = [c.choices[0] for c in asked.chat(**inputs, stream=True)]
     streamed = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
     for entries in (choice.logprobs.content, streamed):
         data = bytes(byte for entry in entries for byte in entry.bytes)
@@ -276,8 +276,8 @@ def context_size_exceeded(asked: Asked) -> None:
 def responses_with_text_format(asked: Asked) -> None:
     const = {"type": "json_schema", "name": "test", "schema": {"const": "foooooo"}}
     assert asked.respond(max_output_tokens=10, text={"format": const}).output_text == '"foooooo"'
-    found = asked.respond(max_output_tokens=10, text={"format": {"type": "json_object"}})
-    assert found.output_text.startswith("{")
+    result = asked.respond(max_output_tokens=10, text={"format": {"type": "json_object"}})
+    assert result.output_text.startswith("{")
     assert asked.respond(text={"format": {"type": "text"}}).object == "response"
     asked.is_refused(asked.respond, "text.format", text={"format": {"type": "json_schema",
                                                                     "name": "test"}})  # fmt: skip
@@ -298,8 +298,8 @@ def responses_stream(asked: Asked) -> None:
 def embeddings(asked: Asked) -> None:
     create = asked.client.embeddings.create
     assert len(create(model="e", input=["a", "ab", "abc"]).data) == 3
-    for given in ([12, 34, 56], ["a", [1, 2]], [[1, 2], [3]]):
-        assert create(model="e", input=given).data[0].embedding
+    for argument in ([12, 34, 56], ["a", [1, 2]], [[1, 2], [3]]):
+        assert create(model="e", input=argument).data[0].embedding
     asked.is_refused(create, "input", model="e", input=[])
     usage = create(model="e", input=["ab", "cd"]).usage
     assert usage.prompt_tokens == usage.total_tokens == 4
@@ -379,12 +379,12 @@ def test_what_other_servers_answer_is_answered(client: Any, case: Callable[[Aske
 @pytest.mark.parametrize("names", REFUSED)
 def test_what_is_refused_is_named(client: Any, names: str) -> None:  # noqa: ANN401
     ask, fields, _ = REFUSED[names]
-    path, said = {
+    path, message = {
         "chat": ("/chat/completions", {"messages": SAYS}),
         "complete": ("/completions", {"prompt": "x"}),
     }[ask]
     with pytest.raises(openai.BadRequestError) as caught:
-        client.post(path, body={"model": "m", **said, **fields}, cast_to=object)
+        client.post(path, body={"model": "m", **message, **fields}, cast_to=object)
     assert caught.value.param in fields
 
 

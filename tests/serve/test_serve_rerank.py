@@ -63,7 +63,7 @@ def test_so_many_documents_as_asked_for_without_their_texts(server: Running) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         ({"documents": []}, "'documents': from 1 to 1024 texts expected"),
         ({"documents": [3]}, "'documents': texts, or objects with 'text' alone, expected"),
@@ -78,9 +78,9 @@ def test_so_many_documents_as_asked_for_without_their_texts(server: Running) -> 
     ],
 )
 def test_a_request_that_is_refused_is_named(
-    server: Running, given: dict[str, object], message: str
+    server: Running, argument: dict[str, object], message: str
 ) -> None:
-    answer = server.ask("POST", "/v1/rerank", {**BODY, **given})
+    answer = server.ask("POST", "/v1/rerank", {**BODY, **argument})
     assert answer.status == 400, answer.data
     assert answer.json["error"]["message"].startswith(message)
 

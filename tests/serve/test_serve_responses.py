@@ -125,7 +125,7 @@ def test_the_form_of_a_response_reaches_the_model(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         ({"input": []}, "'input': a text, or a list of items, expected"),
         ({"input": [{"type": "web_search_call"}]}, "'input[0].type': 'web_search_call' is not"),
@@ -140,9 +140,9 @@ def test_the_form_of_a_response_reaches_the_model(server: Running) -> None:
     ],
 )
 def test_responses_that_are_refused(
-    server: Running, given: dict[str, object], message: str
+    server: Running, argument: dict[str, object], message: str
 ) -> None:
-    body = {"model": "tools", "input": "x", **given}
+    body = {"model": "tools", "input": "x", **argument}
     answer = server.ask("POST", "/v1/responses", body)
     assert answer.status == 400 and answer.json["error"]["message"].startswith(message)
 
@@ -165,7 +165,7 @@ def test_embeddings(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         ({"input": ""}, "'input': a text, or a list of texts or tokens, expected"),
         ({"input": []}, "'input': from 1 to 2048 texts expected"),
@@ -177,9 +177,9 @@ def test_embeddings(server: Running) -> None:
     ],
 )
 def test_embeddings_that_are_refused(
-    server: Running, given: dict[str, object], message: str
+    server: Running, argument: dict[str, object], message: str
 ) -> None:
-    answer = embed(server, given.pop("input", "x"), **given)
+    answer = embed(server, argument.pop("input", "x"), **argument)
     assert answer.status == 400 and answer.json["error"]["message"].startswith(message)
 
 

@@ -13,13 +13,13 @@ def test_target_facts_come_from_the_device() -> None:
     if not runtime.device("opencl").exist:
         pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
     asked = runtime.get_global_func("ek.device.attribute")
-    found, device = Target("opencl"), runtime.device("opencl")
-    assert found.max_num_threads == asked(device, 5)
-    assert found.cores == asked(device, 7)
-    assert found.vector_bits == asked(device, 12) and found.lanes("float32") >= 1
-    assert found == Target("opencl -from_device=0") == Target(str(found))
+    result, device = Target("opencl"), runtime.device("opencl")
+    assert result.max_num_threads == asked(device, 5)
+    assert result.cores == asked(device, 7)
+    assert result.vector_bits == asked(device, 12) and result.lanes("float32") >= 1
+    assert result == Target("opencl -from_device=0") == Target(str(result))
     assert Target("opencl -cores=7").cores == 7
-    assert Target("opencl -cores=7").max_num_threads == found.max_num_threads
+    assert Target("opencl -cores=7").max_num_threads == result.max_num_threads
 
 
 def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,14 +36,14 @@ def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has tensor cores or not; what its kind has no option for is left."""
-    said = {"arch": "sm_90", "cores": 132, "thread_warp_size": 32, "local_memory": 1}
-    monkeypatch.setattr("ekiden.target.target.query_device_attributes", lambda *_: said)
-    found = Target("cuda")
-    assert (found.arch, found.cores) == ("sm_90", 132) and found.has("tensor_cores")
+    message = {"arch": "sm_90", "cores": 132, "thread_warp_size": 32, "local_memory": 1}
+    monkeypatch.setattr("ekiden.target.target.query_device_attributes", lambda *_: message)
+    result = Target("cuda")
+    assert (result.arch, result.cores) == ("sm_90", 132) and result.has("tensor_cores")
     assert not Target("cuda -arch=sm_75").has("tensor_cores")
     assert not Target("cuda -model=other").has("tensor_cores")
     assert not Target("nvptx").has("tensor_cores")
-    assert Target(str(found)) == found
+    assert Target(str(result)) == result
 
 
 def test_missing_device_is_refused() -> None:

@@ -55,8 +55,8 @@ def test_flags_say_what_a_processor_is_and_the_model_which_of_equals(
 ) -> None:
     info = entry(shown, vendor, family, model, without)
     present = host_detection.flags_to_features(info["flags"].split(), X86)
-    processor, found = host_detection.best_processor(info, X86, present)
-    assert (processor.name, found) == (expected, CORE_MODELS[core])
+    processor, actual = host_detection.best_processor(info, X86, present)
+    assert (processor.name, actual) == (expected, CORE_MODELS[core])
     beyond = host_detection.extra_features(processor, present)
     whole = feature_closure(X86, (*processor.features, *beyond))
     assert {FEATURE_TABLE[X86, f].flag for f in whole} <= {"", *info["flags"].split()}
@@ -108,8 +108,8 @@ def test_cache_sizes_come_from_sysfs(tmp_path: Path) -> None:
         tmp_path, (1, "Data", "48K", "0,64"), (1, "Instruction", "64K", "0,64"),
         (2, "Unified", "2048K", "0,64"), (3, "Unified", "98304K", "0-31,64-95"),
     )  # fmt: skip
-    found = host_detection.host_caches(CORE_MODELS["sapphire"], is_guest=False, folder=folder)
-    assert found[1:] == (
+    result = host_detection.host_caches(CORE_MODELS["sapphire"], is_guest=False, folder=folder)
+    assert result[1:] == (
         Cache(2 << 20, 12, 64, 1, 46, 15),
         Cache(96 << 20, 12, 64, 32, 8, 110),
     )
@@ -119,8 +119,8 @@ def test_a_hypervisor_is_not_believed_all_it_says(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "48K", "0"), (2, "Unified", "2048K", "0"),
                     (3, "Unified", "491520K", "0-1"))  # fmt: skip
     row = CORE_MODELS["sapphire"]
-    found = host_detection.host_caches(row, is_guest=True, folder=folder)
-    assert found[1].size == 2 << 20 and found[2] == row.caches[2]
+    result = host_detection.host_caches(row, is_guest=True, folder=folder)
+    assert result[1].size == 2 << 20 and result[2] == row.caches[2]
     empty = tmp_path / "empty"
     assert host_detection.host_caches(row, is_guest=True, folder=empty) == row.caches
 
@@ -128,8 +128,8 @@ def test_a_hypervisor_is_not_believed_all_it_says(tmp_path: Path) -> None:
 def test_virtual_machine_shares_caches(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "32K", "0"), (2, "Unified", "1024K", "0"),
                     (3, "Unified", "32768K", "0-1"))  # fmt: skip
-    found = host_detection.host_caches(CORE_MODELS["zen4"], is_guest=True, folder=folder)
-    assert found[2] == Cache(32 << 20, 12, 64, 8, 24, 50)
+    result = host_detection.host_caches(CORE_MODELS["zen4"], is_guest=True, folder=folder)
+    assert result[2] == Cache(32 << 20, 12, 64, 8, 24, 50)
 
 
 def test_this_machine_can_run_its_own_code() -> None:

@@ -110,10 +110,10 @@ def test_texts_dictionaries_and_targets_are_the_same() -> None:
     )
 
 
-@pytest.mark.parametrize("given", [["llvm", 3], [3], {cpu(0): 3}, 3])
-def test_invalid_targets_are_refused(given: object) -> None:
+@pytest.mark.parametrize("argument", [["llvm", 3], [3], {cpu(0): 3}, 3])
+def test_invalid_targets_are_refused(argument: object) -> None:
     with pytest.raises(CompileError, match=r"^compile: a target( or a device)? expected, got "):
-        ekiden.compile(module(), given)  # type: ignore[arg-type]
+        ekiden.compile(module(), argument)  # type: ignore[arg-type]
 
 
 def test_missing_devices_are_refused() -> None:

@@ -84,9 +84,9 @@ def test_every_fact_can_be_overridden() -> None:
         Cache(2 << 20, 16, 64, 2, 20.5, 18),
     )
     assert target.l3 == 0
-    given = {"kind": "llvm", "mcpu": "znver4", "vector-bits": 256, "registers": 16, "num-cores": 3}
-    given |= {"l1": "48K", "l2": "2M:16:64:2:20.5:18", "l3": 0}
-    assert Target({**given, "fma-units": 4, "fma-latency": 3, "loads": 3}) == target
+    inputs = {"kind": "llvm", "mcpu": "znver4", "vector-bits": 256, "registers": 16, "num-cores": 3}
+    inputs |= {"l1": "48K", "l2": "2M:16:64:2:20.5:18", "l3": 0}
+    assert Target({**inputs, "fma-units": 4, "fma-latency": 3, "loads": 3}) == target
 
 
 def test_another_processor_may_give_the_facts() -> None:
@@ -231,10 +231,10 @@ def test_malformed_target_texts_are_refused(text: str, message: str) -> None:
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("given", [5, ["llvm", "opencl"], b"llvm"])
-def test_invalid_targets_are_refused(given: object) -> None:
+@pytest.mark.parametrize("argument", [5, ["llvm", "opencl"], b"llvm"])
+def test_invalid_targets_are_refused(argument: object) -> None:
     with pytest.raises(CompileError, match="target: one text or dictionary expected, got"):
-        Target(given)  # type: ignore[arg-type]
+        Target(argument)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "start"), STARTS)

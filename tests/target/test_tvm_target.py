@@ -56,8 +56,8 @@ def test_a_configuration_is_a_dictionary_or_json() -> None:
         "mattr": ["+avx512fp16", "-avx512cd"],
         "mcpu": "sapphirerapids",
     }
-    for given in (config, json.dumps(config)):
-        target = Target(given)
+    for argument in (config, json.dumps(config)):
+        target = Target(argument)
         assert (target.kind.name, target.keys) == ("llvm", ["arm_cpu", "cpu"])
         assert (target.device_name, target.libs) == ("arm_cpu", ["cblas"])
         assert target.attrs["mfloat-abi"] == "hard"
@@ -100,8 +100,8 @@ def test_a_compilation_takes_the_current_target() -> None:
         named = ekiden.compile(module, "llvm")
     assert [exe.target for exe in made] == [str(oldest)] * 3
     assert named.target == str(Target.host()) == ekiden.compile(module).target
-    found = made[0](np.ones(3, "float32"))
-    assert isinstance(found, ekiden.runtime.Tensor) and found.numpy().tolist() == [2, 2, 2]
+    result = made[0](np.ones(3, "float32"))
+    assert isinstance(result, ekiden.runtime.Tensor) and result.numpy().tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("tag", tags.TARGET_TAGS)
@@ -123,8 +123,10 @@ def test_boards_and_kinds_of_devices() -> None:
     assert target.arm_cpu("mine").triple == "aarch64-unknown-linux-gnu"
     assert target.riscv_cpu().cpu == "sifive-u54"
     for name in (*board_targets.ARM_BOARDS, *board_targets.RISCV_BOARDS):
-        made = target.arm_cpu(name) if name in board_targets.ARM_BOARDS else target.riscv_cpu(name)
-        assert Target(str(made)) == made and made.model != "unknown"
+        result = (
+            target.arm_cpu(name) if name in board_targets.ARM_BOARDS else target.riscv_cpu(name)
+        )
+        assert Target(str(result)) == result and result.model != "unknown"
     assert target.list_tags()["nvidia/nvidia-a100"] == target.create("nvidia/nvidia-a100")
 
 

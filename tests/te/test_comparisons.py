@@ -19,7 +19,7 @@ X, Y = Var("x"), Var("y")
 
 
 def test_a_comparison_is_an_expression() -> None:
-    for made, expected in (
+    for result, expected in (
         (tir.Select(X == 0, X, Y), tir.Select(EQ(X, 0), X, Y)),
         (tir.Select(X != Y, 1, Y), tir.Select(NE(X, Y), 1, Y)),
         (te.if_then_else(X == Y, X, Y), te.if_then_else(EQ(X, Y), X, Y)),
@@ -29,7 +29,7 @@ def test_a_comparison_is_an_expression() -> None:
         ((X == 0).astype("int32"), EQ(X, 0).astype("int32")),
         (2 * (X == 0).astype("int64"), 2 * EQ(X, 0).astype("int64")),
     ):
-        assert structural_equal(made, expected), (made, expected)
+        assert structural_equal(result, expected), (result, expected)
 
 
 def test_comparison_truth_is_identity() -> None:
@@ -60,10 +60,10 @@ def test_computations_choose_by_comparisons(number: int) -> None:
     condition = CONDITIONS[number]
     a = te.placeholder((6,), "float32", "A")
     b = te.compute((6,), lambda i: te.if_then_else(condition(i), a[i], 0.0), name="B")
-    given, found = np.arange(6, dtype="float32") + 1, np.zeros(6, "float32")
-    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), given, found)
+    data, result = np.arange(6, dtype="float32") + 1, np.zeros(6, "float32")
+    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), data, result)
     holds = [[2], [0, 1, 3, 4, 5], [1, 2, 4, 5], [0, 1, 3, 5]][number]
-    assert found.tolist() == [given[i] if i in holds else 0 for i in range(6)]
+    assert result.tolist() == [data[i] if i in holds else 0 for i in range(6)]
 
 
 def test_statements_accept_comparisons() -> None:

@@ -145,9 +145,9 @@ def test_chained_indexing_reads_elements() -> None:
     b = te.compute((3, 4), lambda j, k: a[0][j][k] + a[1, j][k] + a[1][j, k])
     assert a[0].dtype == "float32" and str(a[0][1][2]) == str(a[0, 1, 2])
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
-    found = np.zeros((3, 4), "float32")
-    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), x, found)
-    np.testing.assert_array_equal(found, x[0] + 2 * x[1])
+    result = np.zeros((3, 4), "float32")
+    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), x, result)
+    np.testing.assert_array_equal(result, x[0] + 2 * x[1])
     for wrong in (
         lambda: a[0] + 1.0,
         lambda: 2.0 * a[0][1],

@@ -65,8 +65,8 @@ def test_ir_builder_scopes_nest() -> None:
 
     y = te.extern((2, 3), [x], build, name="sums")
     array = np.arange(6, dtype="int32").reshape(2, 3)
-    (found,) = evaluate([x], [y], [array])  # type: ignore[list-item]
-    np.testing.assert_array_equal(found, [[-1, -1, -1], [3, 6, 10]])
+    (result,) = evaluate([x], [y], [array])  # type: ignore[list-item]
+    np.testing.assert_array_equal(result, [[-1, -1, -1], [3, 6, 10]])
 
 
 def test_a_loop_program_on_tensors() -> None:
@@ -154,8 +154,8 @@ def test_scopes_are_their_thread_s() -> None:
         with te.tag_scope("other"), check_site(7):
             inside.set()
             left.wait()
-            made = te.compute((4,), lambda i: data[i])
-            return made.op.tag, range_check("x", data, 0, 1).site
+            tensor = te.compute((4,), lambda i: data[i])
+            return tensor.op.tag, range_check("x", data, 0, 1).site
 
     inside, left = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:

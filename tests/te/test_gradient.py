@@ -23,12 +23,12 @@ def check(out: Tensor, inputs: Sequence[Tensor], low: float = -2.0, high: float 
     weights = RNG.normal(size=[int(d) for d in out.shape])
     head = te.placeholder(out.shape, "float64", "head")
     grads = te.gradient(out, inputs, head)
-    found = evaluate([*inputs, head], grads, [*arrays, weights])
+    result = evaluate([*inputs, head], grads, [*arrays, weights])
 
     def loss() -> float:
         return float((evaluate(list(inputs), [out], arrays)[0] * weights).sum())
 
-    for array, grad in zip(arrays, found, strict=True):
+    for array, grad in zip(arrays, result, strict=True):
         assert grad.shape == array.shape
         for at in list(np.ndindex(array.shape))[:6]:
             kept, step = array[at], 1e-5
@@ -88,8 +88,8 @@ def test_a_product_with_a_zero() -> None:
     k = te.reduce_axis((0, 3), "k")
     product = te.comm_reducer(lambda a, b: a * b, lambda t: te.const(1, t), "own")
     (grad,) = te.gradient(te.compute((1,), lambda _: product(x[k], k)), x)
-    found = evaluate([x], [grad], [np.array([2.0, 0.0, 5.0])])[0]
-    np.testing.assert_array_equal(found, [[0, 10, 0]])
+    result = evaluate([x], [grad], [np.array([2.0, 0.0, 5.0])])[0]
+    np.testing.assert_array_equal(result, [[0, 10, 0]])
 
 
 def test_products_of_matrices_and_convolutions() -> None:
@@ -122,7 +122,7 @@ def test_chain_gradient_matches_relay() -> None:
     typed = relay.testing.run_infer_type(f)
     back = relay.testing.run_infer_type(relay.transform.gradient(typed, mode="first_order"))
     arrays = [RNG.normal(size=s).astype("float32") for s in ((2, 4), (3, 4))]
-    _, wanted = relay.create_executor("debug").evaluate(back)(*arrays)
+    _, expected = relay.create_executor("debug").evaluate(back)(*arrays)
     p, q = te.placeholder((2, 4), name="p"), te.placeholder((3, 4), name="q")
     k, n = te.reduce_axis((0, 4), "k"), te.reduce_axis((0, 3), "n")
     dense = te.compute((2, 3), lambda i, j: te.sum(p[i, k] * q[j, k], k), name="dense")
@@ -131,8 +131,8 @@ def test_chain_gradient_matches_relay() -> None:
     out = te.compute((2, 3), lambda i, j: power[i, j] / total[i], name="out")
     ones = te.placeholder((2, 3), name="ones")
     grads = te.gradient(out, [p, q], ones)
-    found = evaluate([p, q, ones], grads, [*arrays, np.ones((2, 3), "float32")])
-    for a, b in zip(found, wanted, strict=True):
+    actual = evaluate([p, q, ones], grads, [*arrays, np.ones((2, 3), "float32")])
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -141,9 +141,9 @@ def test_jacobians_and_what_is_not_read() -> None:
     out = te.compute((2,), lambda i: x[i] * x[i + 1])
     jacobian, nothing = te.gradient(out, [x, y])
     at = np.array([2.0, 3.0, 5.0])
-    found = evaluate([x, y], [jacobian, nothing], [at, np.ones(2)])
-    np.testing.assert_array_equal(found[0], [[3, 2, 0], [0, 5, 3]])
-    np.testing.assert_array_equal(found[1], np.zeros((2, 2)))
+    result = evaluate([x, y], [jacobian, nothing], [at, np.ones(2)])
+    np.testing.assert_array_equal(result[0], [[3, 2, 0], [0, 5, 3]])
+    np.testing.assert_array_equal(result[1], np.zeros((2, 2)))
 
 
 def test_gradients_are_scheduled_and_differentiated_again() -> None:

@@ -23,12 +23,12 @@ RNG = np.random.default_rng(5)
 def check(function: te.hybrid.HybridFunction, *arrays: np.ndarray) -> list[Tensor]:
     """Compile a script for the arrays' shapes; its outputs are those of the Python function."""
     inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
-    made = function(*inputs)
-    outputs = made if isinstance(made, list) else [made]
-    found = evaluate(inputs, outputs, list(arrays))
+    result = function(*inputs)
+    outputs = result if isinstance(result, list) else [result]
+    actual = evaluate(inputs, outputs, list(arrays))
     plain = function(*arrays)
-    wanted = plain if isinstance(plain, (tuple, list)) else [plain]
-    for a, b in zip(found, wanted, strict=True):
+    expected = plain if isinstance(plain, (tuple, list)) else [plain]
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     return outputs
 
@@ -104,8 +104,8 @@ def test_conditions_and_two_outputs() -> None:
 
 def test_hybrid_loop_kinds_match_python() -> None:
     (out,) = check(kinds, normal(4, 8))
-    found = {s.kind for s in pre_order_stmts(out.op.body) if isinstance(s, For)}  # type: ignore[attr-defined]
-    assert found == {ForKind.SERIAL, ForKind.VECTORIZED, ForKind.PARALLEL, ForKind.UNROLLED}
+    result = {s.kind for s in pre_order_stmts(out.op.body) if isinstance(s, For)}  # type: ignore[attr-defined]
+    assert result == {ForKind.SERIAL, ForKind.VECTORIZED, ForKind.PARALLEL, ForKind.UNROLLED}
 
 
 def test_scripts_call_scripts_and_see_constants() -> None:
@@ -128,23 +128,23 @@ def test_scripts_call_scripts_and_see_constants() -> None:
 
     a = te.placeholder((5,), name="a")
     x = normal(5)
-    found = evaluate([a], [weighted(a)], [x])[0]
-    np.testing.assert_allclose(found, -(x * x * 2 + 3), rtol=1e-6)
+    result = evaluate([a], [weighted(a)], [x])[0]
+    np.testing.assert_allclose(result, -(x * x * 2 + 3), rtol=1e-6)
 
 
 def test_sizes_that_are_data_and_schedules_around() -> None:
     n = te.size_var("n")
     a = te.placeholder((n,), name="a")
     doubled = te.compute((n,), lambda i: a[i] * 2.0, name="doubled")
-    made = window(doubled)
-    shifted = te.compute(made.shape, lambda i: made[i] + 1.0, name="shifted")
+    result = window(doubled)
+    shifted = te.compute(result.shape, lambda i: result[i] + 1.0, name="shifted")
     x = normal(10)
-    wanted = np.convolve(x * 2, np.ones(3) / 3, "valid")[:7] + 1
+    expected = np.convolve(x * 2, np.ones(3) / 3, "valid")[:7] + 1
     s = te.create_schedule(shifted.op)
     s[shifted].vectorize(shifted.op.axis[0])
     out = ekiden.nd.array(np.zeros(7, "float32"))
     ekiden.build(s, [a, shifted], "llvm", name="f")["f"](ekiden.nd.array(x), out)
-    np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5)
 
 
 def test_unsupported_hybrid_scripts_are_refused() -> None:

@@ -72,12 +72,14 @@ def test_a_compute_may_give_its_one_tensor_without_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "given"),
+    ("number", "argument"),
     [(0, None), (1, 3), (2, "text"), (3, [None]), (4, [X, 3]), (5, (n for n in "ab"))],
 )
-def test_a_compute_that_gives_anything_else_is_refused_by_name(number: int, given: object) -> None:
+def test_a_compute_that_gives_anything_else_is_refused_by_name(
+    number: int, argument: object
+) -> None:
     name = f"test.wrong{number}"
     with pytest.raises(
         CompileError, match=rf"{name}.*expected a list of tensors \(te.Tensor\), got"
     ):
-        run_own(name, lambda attrs, inputs, out_type: given)
+        run_own(name, lambda attrs, inputs, out_type: argument)

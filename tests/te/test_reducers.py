@@ -32,10 +32,10 @@ def test_a_tuple_reducer_finds_position_and_value(shape: tuple[int, int]) -> Non
     k = te.reduce_axis((0, n), "k")
     at, value = te.compute((m,), lambda i: argmax((k.astype("int32"), x[i, k]), axis=k))
     array = np.random.default_rng(0).normal(size=shape).astype("float32")
-    found_at, found = evaluate([x], [at, value], [array])
+    found_at, result = evaluate([x], [at, value], [array])
     if shape[1]:
         np.testing.assert_array_equal(found_at, array.argmax(1))
-        np.testing.assert_array_equal(found, array.max(1))
+        np.testing.assert_array_equal(result, array.max(1))
     else:
         assert (found_at == -1).all()
 
@@ -46,8 +46,8 @@ def test_one_output_of_a_tuple_reduction_may_be_left_unread() -> None:
     at, _ = te.compute((4,), lambda i: argmax((k, x[i, k]), axis=k), name="search")
     twice = te.compute((4,), lambda i: at[i] * 2, name="twice")
     array = np.random.default_rng(1).normal(size=(4, 9)).astype("float32")
-    (found,) = evaluate([x], [twice], [array])
-    np.testing.assert_array_equal(found, array.argmax(1) * 2)
+    (result,) = evaluate([x], [twice], [array])
+    np.testing.assert_array_equal(result, array.argmax(1) * 2)
 
 
 def test_a_reducer_of_single_values() -> None:

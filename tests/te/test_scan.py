@@ -31,8 +31,8 @@ def test_running_sums(shape: tuple[int, int]) -> None:
     sums = te.scan(first, update, state, inputs=[x])
     assert isinstance(sums, Tensor)
     array = normal(*shape)
-    (found,) = evaluate([x], [sums], [array])
-    np.testing.assert_allclose(found, np.cumsum(array, 0), rtol=1e-5, atol=1e-6)
+    (result,) = evaluate([x], [sums], [array])
+    np.testing.assert_allclose(result, np.cumsum(array, 0), rtol=1e-5, atol=1e-6)
 
 
 def test_several_first_rows() -> None:
@@ -40,8 +40,8 @@ def test_several_first_rows() -> None:
     x, state = te.placeholder((2, 3), "int32", "x"), te.placeholder((10, 3), "int32", "state")
     first = te.compute((2, 3), lambda t, i: x[t, i], name="first")
     update = te.compute((10, 3), lambda t, i: state[t - 1, i] + state[t - 2, i], name="update")
-    (found,) = evaluate([x], [te.scan(first, update, state)], [np.ones((2, 3), "int32")])
-    np.testing.assert_array_equal(found[:, 0], [1, 1, 2, 3, 5, 8, 13, 21, 34, 55])
+    (result,) = evaluate([x], [te.scan(first, update, state)], [np.ones((2, 3), "int32")])
+    np.testing.assert_array_equal(result[:, 0], [1, 1, 2, 3, 5, 8, 13, 21, 34, 55])
 
 
 def test_several_states() -> None:
@@ -52,10 +52,10 @@ def test_several_states() -> None:
     low = te.compute((1, 4), lambda _, i: x[0, i] * 0.0, name="low")
     sums = te.compute((6, 4), lambda t, i: total[t - 1, i] + x[t, i], name="sums")
     tops = te.compute((6, 4), lambda t, i: te.max(top[t - 1, i], total[t - 1, i]), name="tops")
-    found = te.scan([first, low], [sums, tops], [total, top])
-    assert isinstance(found, list)
+    actual = te.scan([first, low], [sums, tops], [total, top])
+    assert isinstance(actual, list)
     array = normal(6, 4)
-    one, two = evaluate([x], found, [array])
+    one, two = evaluate([x], actual, [array])
     expected = np.cumsum(array, 0)
     np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
     highest = np.maximum.accumulate(np.maximum(expected, 0), 0)[:-1]
@@ -78,11 +78,11 @@ def test_a_recurrent_network() -> None:
     )
     update = te.compute((steps, units), lambda t, i: te.tanh(projected[t, i] + product[t, i]))
     arrays = [normal(7, 5), normal(5, units), normal(units, units)]
-    (found,) = evaluate([x, w, u], [te.scan(first, update, state)], arrays)
+    (result,) = evaluate([x, w, u], [te.scan(first, update, state)], arrays)
     hidden = np.zeros(units)
     for t in range(7):
         hidden = np.tanh(arrays[0][t] @ arrays[1] + (hidden @ arrays[2] if t else 0))
-        np.testing.assert_allclose(found[t], hidden, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result[t], hidden, rtol=1e-4, atol=1e-5)
 
 
 def test_stages_after_a_scan_read_its_result() -> None:
@@ -93,8 +93,8 @@ def test_stages_after_a_scan_read_its_result() -> None:
     sums = te.scan(first, update, state)
     last = te.compute((3,), lambda i: sums[3, i] + 1.0, name="last")
     array = normal(4, 3)
-    (found,) = evaluate([x], [last], [array])
-    np.testing.assert_allclose(found, array.sum(0) * 2 + 1, rtol=1e-5)
+    (result,) = evaluate([x], [last], [array])
+    np.testing.assert_allclose(result, array.sum(0) * 2 + 1, rtol=1e-5)
 
 
 X, S = te.placeholder((4, 3), name="x"), te.placeholder((4, 3), name="s")
@@ -150,12 +150,12 @@ def network() -> tuple[list[Tensor], dict[str, Tensor], list[np.ndarray], np.nda
     update = te.compute(x.shape, lambda t, b, h: te.tanh(product[t, b, h] + x[t, b, h]), "update")
     result = te.scan(first, update, state)
     assert isinstance(result, Tensor)
-    given = [normal(steps, rows, units), normal(units, units) * 0.2]
-    hidden = given[0].copy()
+    inputs = [normal(steps, rows, units), normal(units, units) * 0.2]
+    hidden = inputs[0].copy()
     for t in range(1, steps):
-        hidden[t] = np.tanh(hidden[t - 1] @ given[1].T + given[0][t])
+        hidden[t] = np.tanh(hidden[t - 1] @ inputs[1].T + inputs[0][t])
     named = {"first": first, "product": product, "update": update, "result": result}
-    return [x, w, result], named, given, hidden
+    return [x, w, result], named, inputs, hidden
 
 
 def split_and_vectors(s: te.Schedule, product: Tensor, update: Tensor) -> None:
@@ -184,12 +184,12 @@ def all_at_once(s: te.Schedule, product: Tensor, update: Tensor) -> None:
 
 @pytest.mark.parametrize("change", [split_and_vectors, one_by_one, all_at_once])
 def test_steps_have_stages(change: Callable[[te.Schedule, Tensor, Tensor], None]) -> None:
-    args, named, given, wanted = network()
+    args, named, argument, expected = network()
     s = te.create_schedule(named["result"].op)
     change(s, named["product"], named["update"])
-    out = np.zeros_like(wanted)
-    ekiden.build(s, args, "llvm")(*(runtime.from_dlpack(a) for a in (*given, out)))
-    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+    out = np.zeros_like(expected)
+    ekiden.build(s, args, "llvm")(*(runtime.from_dlpack(a) for a in (*argument, out)))
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
@@ -206,8 +206,8 @@ def test_an_update_that_reads_the_state_has_vectors(dtype: str, target: str) -> 
     s[update].vectorize(update.op.axis[1])
     s[x].transform_layout(lambda t, i: [i, t])
     array, out = np.arange(24).reshape(6, 4).astype(dtype), np.zeros((6, 4), dtype)
-    given = runtime.from_dlpack(np.ascontiguousarray(array.T))
-    ekiden.build(s, [x, result], target)(given, runtime.from_dlpack(out))
+    data = runtime.from_dlpack(np.ascontiguousarray(array.T))
+    ekiden.build(s, [x, result], target)(data, runtime.from_dlpack(out))
     np.testing.assert_array_equal(out, (2 * array).cumsum(0).astype(dtype))
 
 
@@ -223,14 +223,14 @@ def test_computations_without_names() -> None:
     s[half].compute_at(s[update], s[update].op.axis[1])
     array, out = normal(6, 4), np.zeros((6, 4), "float32")
     ekiden.build(s, [x, result], "llvm")(runtime.from_dlpack(array), runtime.from_dlpack(out))
-    wanted = array.copy()
+    expected = array.copy()
     for t in range(1, 6):
-        wanted[t] = wanted[t - 1] * 0.5 + array[t]
-    np.testing.assert_allclose(out, wanted, rtol=1e-5)
+        expected[t] = expected[t - 1] * 0.5 + array[t]
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
     s = te.create_schedule(result.op)
     s[half].compute_inline()
     ekiden.build(s, [x, result], "llvm")(runtime.from_dlpack(array), runtime.from_dlpack(out))
-    np.testing.assert_allclose(out, wanted, rtol=1e-5)
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
 def test_unsupported_scan_schedules_are_refused() -> None:

@@ -26,13 +26,13 @@ def run(s: Schedule, args: Sequence[Tensor], *inputs: np.ndarray) -> np.ndarray:
 
 
 def program(s: Schedule, args: Sequence[Tensor]) -> PrimFunc:
-    found = ekiden.lower(s, args, simple_mode=True)["main"]
-    assert isinstance(found, PrimFunc)
-    return found
+    result = ekiden.lower(s, args, simple_mode=True)["main"]
+    assert isinstance(result, PrimFunc)
+    return result
 
 
 def loops(func: PrimFunc) -> list[For]:
-    return [each for each in pre_order_stmts(func.body) if isinstance(each, For)]
+    return [stmt for stmt in pre_order_stmts(func.body) if isinstance(stmt, For)]
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_loops_split_fused_and_ordered(size: int) -> None:
     s[b].parallel(parts)
     s[b].unroll(rest)
     s[b].vectorize(inner)
-    kinds = [each.kind for each in loops(program(s, [a, b]))]
+    kinds = [loop.kind for loop in loops(program(s, [a, b]))]
     assert kinds == [ForKind.PARALLEL, ForKind.UNROLLED, ForKind.VECTORIZED]
     x = numbers(size, 5)
     np.testing.assert_array_equal(run(s, [a, b], x), x * 2 + 1)
@@ -191,11 +191,11 @@ def test_threads_and_a_condition_on_stores() -> None:
     s[b].bind(outer, block)
     s[b].bind(inner, thread)
     s[b].set_store_predicate(thread.var < 4)
-    axes = [(each.annotations or {}).get("thread") for each in loops(program(s, [a, b]))]
+    axes = [(loop.annotations or {}).get("thread") for loop in loops(program(s, [a, b]))]
     assert axes == ["blockIdx.x", "threadIdx.x"]
     x = numbers(32)
-    wanted = np.where(np.arange(32) % 8 < 4, x * 2 + 1, 7)
-    np.testing.assert_array_equal(run(s, [a, b], x), wanted)
+    expected = np.where(np.arange(32) % 8 < 4, x * 2 + 1, 7)
+    np.testing.assert_array_equal(run(s, [a, b], x), expected)
 
 
 def test_alignment_scope_and_pragmas_are_in_the_program() -> None:
@@ -298,8 +298,8 @@ def test_extern_operations_and_two_results() -> None:
     x = numbers(6)
 
     @ekiden.register_func("test_stage_schedules.flip", override=True)
-    def flip(given: ekiden.Tensor, out: ekiden.Tensor) -> None:
-        out.copyfrom(given.numpy()[::-1].copy())
+    def flip(argument: ekiden.Tensor, out: ekiden.Tensor) -> None:
+        out.copyfrom(argument.numpy()[::-1].copy())
 
     module = ekiden.build(s, [a, low, high], "llvm", name="f")
     out = [ekiden.nd.array(np.zeros(6, "float32")) for _ in range(2)]
@@ -403,7 +403,7 @@ def test_inlining_by_kind() -> None:
     wide = te.compute((4, 4), lambda i, j: row[j] + b[i, j], name="wide")
     out = te.compute((4, 4), lambda i, j: wide[j, i], name="out")
     x = numbers(4, 4)
-    wanted = (x[0] + 1 + (x * 2 + 1)).T
+    expected = (x[0] + 1 + (x * 2 + 1)).T
     kinds = (
         (te.schedule.AutoInlineElemWise, {"B"}),
         (te.schedule.AutoInlineBroadcast, {"B", "wide"}),
@@ -412,8 +412,8 @@ def test_inlining_by_kind() -> None:
     for inline, names in kinds:
         s = te.create_schedule(out.op)
         inline(s)
-        assert {each.name for each in s.stages if each.attach_type == 2} == names
-        np.testing.assert_array_equal(run(s, [a, out], x), wanted)
+        assert {stage.name for stage in s.stages if stage.attach_type == 2} == names
+        np.testing.assert_array_equal(run(s, [a, out], x), expected)
     assert len(list(pre_order_stmts(te.schedule.ScheduleOps(s)))) > 3
 
 

@@ -78,8 +78,8 @@ def test_prefix_sum_matches(step: Step, target: str) -> None:
     data = np.random.default_rng(5).integers(-9, 9, (10, 7)).astype("float32")
     out = ekiden.nd.array(np.full(10, 77, "float32"))
     ekiden.build(s, [x, z], target)(ekiden.nd.array(data), out)
-    wanted = [2 * data[:n].sum() for n in range(10)]
-    np.testing.assert_array_equal(out.numpy(), np.array(wanted, "float32"))
+    expected = [2 * data[:n].sum() for n in range(10)]
+    np.testing.assert_array_equal(out.numpy(), np.array(expected, "float32"))
 
 
 def test_unsupported_schedules_of_variable_sums_are_refused() -> None:
@@ -126,9 +126,9 @@ def test_sums_of_no_elements_are_zero(
     make: Callable[[Tensor, Tensor, te.ReduceAxis], object], dtype: str, target: str
 ) -> None:
     x, y, k = rows(dtype)
-    made = make(x, y, k)
-    args = [x, y] if isinstance(made, Schedule) else None
-    module = ekiden.build(made, args, target)  # type: ignore[arg-type]
+    result = make(x, y, k)
+    args = [x, y] if isinstance(result, Schedule) else None
+    module = ekiden.build(result, args, target)  # type: ignore[arg-type]
     for shape in ((4, 0), (4, 7), (0, 3), (3, 1)):
         data = np.ones(shape, dtype)
         out = ekiden.nd.array(np.full(shape[0], 77, dtype))
@@ -152,5 +152,5 @@ def test_a_reducer_may_name_an_axis(target: str) -> None:
     s.cache_write(y, "local")
     out = ekiden.nd.array(np.full(10, 77, "float32"))
     ekiden.build(s, [x, y], target)(ekiden.nd.array(np.ones(10, "float32")), out)
-    wanted = [0, *(n + n - 1 for n in range(1, 10))]
-    np.testing.assert_array_equal(out.numpy(), np.array(wanted, "float32"))
+    expected = [0, *(n + n - 1 for n in range(1, 10))]
+    np.testing.assert_array_equal(out.numpy(), np.array(expected, "float32"))

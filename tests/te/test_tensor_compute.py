@@ -24,7 +24,7 @@ def adding(n: int, dtype: str = "float32") -> TensorIntrin:
 
     def write(ins: Buffers, outs: Buffers) -> tir.Stmt:
         ib = tir.ir_builder.create()
-        a, b, c = (ib.buffer_ptr(each) for each in (*ins, *outs))
+        a, b, c = (ib.buffer_ptr(item) for item in (*ins, *outs))
         with ib.for_range(0, n, "lane") as i:
             c[i] = a[i] + b[i]
         return ib.get()
@@ -39,7 +39,7 @@ def gemv(m: int, depth: int) -> TensorIntrin:
 
     def part(ins: Buffers, outs: Buffers, begins: bool, adds: bool) -> tir.Stmt:
         ib = tir.ir_builder.create()
-        row, matrix, out = (ib.buffer_ptr(each) for each in (*ins, *outs))
+        row, matrix, out = (ib.buffer_ptr(item) for item in (*ins, *outs))
         with ib.for_range(0, m, "lane") as i:
             if begins:
                 out[i] = 0.0
@@ -83,8 +83,8 @@ def test_an_instruction_computes_the_last_axes(dtype: str, target: str) -> None:
     s[c].parallel(outer)
     assert 'T.block("c_o")' in str(ekiden.lower(s, [a, b, c], simple_mode=True))
     x, y = numbers(6, 32).astype(dtype), numbers(6, 32).astype(dtype)
-    wanted = (x + y[::-1]).reshape(6, 2, 16)
-    np.testing.assert_array_equal(run(s, [a, b, c], target, x, y), wanted)
+    expected = (x + y[::-1]).reshape(6, 2, 16)
+    np.testing.assert_array_equal(run(s, [a, b, c], target, x, y), expected)
 
 
 @share(4)

@@ -30,22 +30,22 @@ def scaled() -> te.Tensor:
 def test_numbers_are_arguments_too(target: str) -> None:
     out = scaled()
     scale = ekiden.build(te.create_schedule(out.op), [ALPHA, N, A, out], target)
-    given, made = ekiden.nd.array(DATA), ekiden.nd.array(np.zeros_like(DATA))
-    scale(2.5, 2, given, made)
-    assert np.array_equal(made.numpy(), DATA * 2.5)
+    data, result = ekiden.nd.array(DATA), ekiden.nd.array(np.zeros_like(DATA))
+    scale(2.5, 2, data, result)
+    assert np.array_equal(result.numpy(), DATA * 2.5)
     with pytest.raises(ValueError, match="argument 2: dimension 0 must be n"):
-        scale(2.5, 3, given, made)
+        scale(2.5, 3, data, result)
     with pytest.raises(TypeError, match=r"argument 0 \(alpha\) must be a number"):
-        scale("2.5", 2, given, made)
+        scale("2.5", 2, data, result)
 
 
 def test_numbers_are_arguments_of_programs_too() -> None:
     out = scaled()
     func = te.create_prim_func([ALPHA, A, out], "scale")
     assert [p.name for p in func.params] == ["alpha", "A", "C"]
-    made = ekiden.nd.array(np.zeros_like(DATA))
-    ekiden.build(func)(0.5, ekiden.nd.array(DATA), made)
-    assert np.array_equal(made.numpy(), DATA / 2)
+    result = ekiden.nd.array(np.zeros_like(DATA))
+    ekiden.build(func)(0.5, ekiden.nd.array(DATA), result)
+    assert np.array_equal(result.numpy(), DATA / 2)
 
 
 ARGUMENTS = [
@@ -108,10 +108,10 @@ def test_local_memory_may_have_a_computed_size(
     out = te.compute((N, M), lambda i, j: A[i, j] + B[i, j], name="C")
     schedule = te.create_schedule(out.op)
     keep(schedule, out)
-    made = ekiden.nd.array(np.zeros_like(DATA))
-    given = ekiden.nd.array(DATA)
-    ekiden.build(schedule, [A, B, out], target)(given, given, made)
-    assert np.array_equal(made.numpy(), DATA + DATA)
+    result = ekiden.nd.array(np.zeros_like(DATA))
+    data = ekiden.nd.array(DATA)
+    ekiden.build(schedule, [A, B, out], target)(data, data, result)
+    assert np.array_equal(result.numpy(), DATA + DATA)
 
 
 @pytest.mark.parametrize("target", ["cuda", "opencl", "metal", "webgpu"])

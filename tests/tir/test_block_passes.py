@@ -70,9 +70,9 @@ def f(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4,), "float32")):
 
 def parsed(text: str) -> tir.PrimFunc:
     """The function of a text."""
-    found = tir.parse(text)
-    assert isinstance(found, tir.PrimFunc)
-    return found
+    result = tir.parse(text)
+    assert isinstance(result, tir.PrimFunc)
+    return result
 
 
 # fmt: off
@@ -88,14 +88,14 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "before", "after"), ROWS, ids=[row[0] for row in ROWS])
 def test_block_pass_makes_expected_text(name: str, before: str, after: str) -> None:
-    made = getattr(transform, name[4:])()(ekiden.IRModule({"f": parsed(before)}))["f"]
-    made = made.with_attr("global_symbol", "f")
-    assert structural_equal(made, parsed(after)), made
+    result = getattr(transform, name[4:])()(ekiden.IRModule({"f": parsed(before)}))["f"]
+    result = result.with_attr("global_symbol", "f")
+    assert structural_equal(result, parsed(after)), result
     a = np.arange(32, dtype="float32").reshape(4, 8)
-    found, expected = np.zeros(4, "float32"), np.zeros(4, "float32")
-    interpreter.run_prim_func(transform.lower(made), a, found)
+    actual, expected = np.zeros(4, "float32"), np.zeros(4, "float32")
+    interpreter.run_prim_func(transform.lower(result), a, actual)
     interpreter.run_prim_func(transform.lower(parsed(before)), a, expected)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_block_passes_refuse_invalid_programs() -> None:
@@ -164,14 +164,14 @@ def f(X: T.Buffer((64,), "int32"), Y: T.Buffer((64,), "int32"), S: T.Buffer((64,
     total = 31 + np.maximum(s, 0)
     first = ((x << np.maximum(-s, 0)) * y + (1 << (total - 1))) >> total
     second = ((x << 2) * y + (1 << 33)) >> 34
-    given = [v.astype("int32") for v in (x, y, s)]
-    found = [np.zeros(64, "int32"), np.zeros(64, "int32")]
+    inputs = [v.astype("int32") for v in (x, y, s)]
+    result = [np.zeros(64, "int32"), np.zeros(64, "int32")]
     if target == "interpreter":
-        interpreter.run_prim_func(transform.lower(func), *given, *found)
+        interpreter.run_prim_func(transform.lower(func), *inputs, *result)
     else:
-        ekiden.build(func, target=target)(*given, *found)
-    np.testing.assert_array_equal(found[0], first.astype("int32"))
-    np.testing.assert_array_equal(found[1], second.astype("int32"))
+        ekiden.build(func, target=target)(*inputs, *result)
+    np.testing.assert_array_equal(result[0], first.astype("int32"))
+    np.testing.assert_array_equal(result[1], second.astype("int32"))
 
 
 def test_index_expressions_widen() -> None:
@@ -195,9 +195,9 @@ def test_anybody_may_name_an_intrinsic() -> None:
 def test_a_tag_scope_is_a_decorator() -> None:
     @te.tag_scope(tag="doubled")
     def double(a: te.Tensor) -> te.Tensor:
-        found = te.compute(a.shape, lambda i: a[i] * 2.0)
-        assert isinstance(found, te.Tensor)
-        return found
+        result = te.compute(a.shape, lambda i: a[i] * 2.0)
+        assert isinstance(result, te.Tensor)
+        return result
 
     assert double(te.placeholder((4,))).op.tag == "doubled"
 
@@ -210,5 +210,5 @@ def test_conditions_of_the_surrounding_program_and_permissions() -> None:
     assert "def other(" in func.script(name="other")
     options = {"tir.Simplify": {"transitively_prove_inequalities": True}}
     with ekiden.transform.PassContext(config=options):
-        made = transform.Simplify()(ekiden.IRModule({"f": parsed(SUM)}))["f"]
-    assert structural_equal(made.with_attr("global_symbol", "f"), parsed(SUM))
+        result = transform.Simplify()(ekiden.IRModule({"f": parsed(SUM)}))["f"]
+    assert structural_equal(result.with_attr("global_symbol", "f"), parsed(SUM))

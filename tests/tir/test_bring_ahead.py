@@ -29,8 +29,8 @@ def product(asked: object) -> tir.PrimFunc:
 def test_lines_of_what_is_read_some_steps_later() -> None:
     func = product([2, 4, 32])
     lowered = lower_blocks(func)
-    found = [s for s in pre_order_stmts(lowered.body) if isinstance(s, Prefetch)]
-    assert [(s.buffer.name, str(s.indices[0]), str(s.indices[1])) for s in found] == [
+    result = [s for s in pre_order_stmts(lowered.body) if isinstance(s, Prefetch)]
+    assert [(s.buffer.name, str(s.indices[0]), str(s.indices[1])) for s in result] == [
         ("b", "k + 4", "0"),
         ("b", "k + 4", "16"),
     ]

@@ -46,9 +46,9 @@ def test_other_attributes_are_annotations() -> None:
     axis = te.thread_axis("cop")
     ib.scope_attr(axis, "coproc_scope", 1)
     ib.pointer("float32", name="A")[0] = 1.0
-    made = ib.get()
-    assert isinstance(made, tir.AttrStmt)
-    assert made.node is axis
+    result = ib.get()
+    assert isinstance(result, tir.AttrStmt)
+    assert result.node is axis
 
 
 def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
@@ -65,12 +65,12 @@ def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
         with ekiden.transform.PassContext(
             config={"tir.LoopPartition": {"partition_const_loop": is_cut}}
         ):
-            made = tir.transform.LoopPartition()(module)["f"]
-        assert isinstance(made, tir.PrimFunc)
-        assert ("if " not in made.script()) == is_cut, made
-        found = np.zeros(19, "int64")
-        ekiden.build(made, target="llvm")(found)
-        np.testing.assert_array_equal(found, np.arange(19))
+            output = tir.transform.LoopPartition()(module)["f"]
+        assert isinstance(output, tir.PrimFunc)
+        assert ("if " not in output.script()) == is_cut, output
+        actual = np.zeros(19, "int64")
+        ekiden.build(output, target="llvm")(actual)
+        np.testing.assert_array_equal(actual, np.arange(19))
 
 
 def test_a_scope_of_its_own_and_the_buffer_of_a_variable() -> None:
@@ -80,10 +80,10 @@ def test_a_scope_of_its_own_and_the_buffer_of_a_variable() -> None:
         b = ib.allocate("float32", (4,), name="B")
         b[0] = 1.0
     a[0] = 2.0
-    made = ib.get()
-    assert isinstance(made, tir.SeqStmt)
-    assert isinstance(made.seq[0], tir.Allocate)
-    assert b.asobject() is made.seq[0].buffer
+    result = ib.get()
+    assert isinstance(result, tir.SeqStmt)
+    assert isinstance(result.seq[0], tir.Allocate)
+    assert b.asobject() is result.seq[0].buffer
     assert tir.StringImm("x") == "x"
     assert tir.StringImm("x") in ["x", "y"]
     with pytest.raises(TypeError, match="an expression expected"):

@@ -18,20 +18,20 @@ def compacted(body: str) -> tir.PrimFunc:
     """The function of a body after the pass; it computes the same."""
     func = tir.parse(HEAD + body)
     assert isinstance(func, tir.PrimFunc)
-    made = compact_buffers(func)
-    tir.verify(made, lowered=False)
+    output = compact_buffers(func)
+    tir.verify(output, lowered=False)
     places = np.array([3, 1, 3, 1, 3, 1, 3, 1])
-    found = []
-    for each in (func, made):
+    result = []
+    for item in (func, output):
         out = np.zeros((4, 8), "float32")
-        interpreter.run_prim_func(each, out, places)
-        found.append(out)
-    np.testing.assert_array_equal(*found)
-    return made
+        interpreter.run_prim_func(item, out, places)
+        result.append(out)
+    np.testing.assert_array_equal(*result)
+    return output
 
 
 def test_an_intermediate_shrinks_to_what_is_touched() -> None:
-    made = compacted("""
+    result = compacted("""
     for i in range(4):
         t = T.alloc_buffer((4, 8), "float32")
         for j in range(8):
@@ -39,11 +39,11 @@ def test_an_intermediate_shrinks_to_what_is_touched() -> None:
         for j in range(8):
             out[i, j] = t[i, j] + 1.0
 """)
-    assert 't = T.alloc_buffer((1, 8), "float32")' in str(made)
+    assert 't = T.alloc_buffer((1, 8), "float32")' in str(result)
 
 
 def test_what_is_named_inside_is_seen_through() -> None:
-    made = compacted("""
+    result = compacted("""
     t = T.alloc_buffer((4, 8), "float32")
     for i in range(4):
         for j in range(8):
@@ -53,12 +53,12 @@ def test_what_is_named_inside_is_seen_through() -> None:
         k: T.int64 = j % 4
         out[i, j] = t[k, j]
 """)
-    assert 't = T.alloc_buffer((4, 8), "float32")' in str(made)
+    assert 't = T.alloc_buffer((4, 8), "float32")' in str(result)
 
 
 @pytest.mark.parametrize("store", ["t[at[j]]", "t[j * 2 % 8]", "t[j // 2 * 2]"])
 def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> None:
-    made = compacted(f"""
+    result = compacted(f"""
     t = T.alloc_buffer((8,), "float32")
     for i in range(4):
         t[0] = T.Cast("float32", i)
@@ -70,11 +70,11 @@ def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> N
         for j in range(8):
             out[i, j] = t[j]
 """)
-    assert isinstance(made.body, tir.Allocate)
+    assert isinstance(result.body, tir.Allocate)
 
 
 def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_reads() -> None:
-    made = compacted("""
+    result = compacted("""
     t = T.alloc_buffer((8,), "float32")
     for i in T.parallel(4):
         for j0, j1 in T.grid(2, 5):
@@ -84,7 +84,7 @@ def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_re
             if i < 3 and j0 * 5 + j1 < 8:
                 out[i, j0 * 5 + j1] = t[j0 * 5 + j1]
 """)
-    assert isinstance(made.body, tir.For)
+    assert isinstance(result.body, tir.For)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_re
 def test_a_buffer_stays_where_its_reads_are_under_another_condition_than_its_writes(
     condition: str,
 ) -> None:
-    made = compacted(f"""
+    result = compacted(f"""
     t = T.alloc_buffer((8,), "float32")
     for i in range(4):
         for j in range(8):
@@ -104,11 +104,11 @@ def test_a_buffer_stays_where_its_reads_are_under_another_condition_than_its_wri
             if i >= 2:
                 out[i, j] = t[j]
 """)
-    assert isinstance(made.body, tir.Allocate)
+    assert isinstance(result.body, tir.Allocate)
 
 
 def test_a_buffer_stays_where_the_condition_of_its_reads_changes_meanwhile() -> None:
-    made = compacted("""
+    result = compacted("""
     t = T.alloc_buffer((8,), "float32")
     for k in range(8):
         t[k] = T.Cast("float32", at[k])
@@ -120,7 +120,7 @@ def test_a_buffer_stays_where_the_condition_of_its_reads_changes_meanwhile() -> 
             if at[j] < 2:
                 out[i, j] = t[j]
 """)
-    assert isinstance(made.body, tir.Allocate)
+    assert isinstance(result.body, tir.Allocate)
 
 
 def test_threads_share_what_is_allocated_inside_their_loop() -> None:

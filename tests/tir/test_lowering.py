@@ -58,8 +58,8 @@ def same_meaning(one: PrimFunc, two: PrimFunc) -> None:
     shapes = [tuple(int(str(d)) for d in b.shape) for b in one.params]
     arrays = [random.standard_normal(s).astype("float32") for s in shapes]
     results = [[a.copy() for a in arrays] for _ in range(2)]
-    for func, given in zip((one, two), results, strict=True):
-        run_prim_func(transform.lower(func), *given)
+    for func, result in zip((one, two), results, strict=True):
+        run_prim_func(transform.lower(func), *result)
     for first, second in zip(*results, strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -457,7 +457,7 @@ def module() -> IRModule:
 
 
 def test_passes_have_the_names_of_tvm() -> None:
-    names = [each.name for each in transform.PASSES if each.name.startswith("tir.")]
+    names = [pass_.name for pass_ in transform.PASSES if pass_.name.startswith("tir.")]
     assert names == [get_pass(name).name for name in names]
     new = transform.Simplify()(transform.LowerOpaqueBlock()(module()))
     assert "T.block" not in new["f"].script()  # type: ignore[attr-defined]
@@ -469,7 +469,7 @@ def test_instruments_see_every_pass() -> None:
     assert isinstance(func, PrimFunc)
     with PassContext(instruments=[timing, PassPrintingInstrument(file=shown)]):
         transform.lower(func, Target("llvm"))
-    assert {"tir.lower", *(each.name for each in transform.PASSES)} == set(timing.seconds)
+    assert {"tir.lower", *(pass_.name for pass_ in transform.PASSES)} == set(timing.seconds)
 
 
 def test_a_pass_can_be_left_out() -> None:

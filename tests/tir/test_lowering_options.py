@@ -69,8 +69,8 @@ def test_a_pass_of_ones_own_runs_at_its_phase(phase: int) -> None:
 
 def test_kernels_of_such_passes_are_not_taken_for_others() -> None:
     cache = KernelCache.default()
-    found = [run(cache), run(cache, (1, adding(1.0))), run(cache, (1, adding(5.0))), run(cache)]
-    assert found == [2.0, 3.0, 7.0, 2.0]
+    result = [run(cache), run(cache, (1, adding(1.0))), run(cache, (1, adding(5.0))), run(cache)]
+    assert result == [2.0, 3.0, 7.0, 2.0]
 
 
 def test_passes_of_one_phase_run_in_their_order() -> None:

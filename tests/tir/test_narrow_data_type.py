@@ -30,9 +30,9 @@ def test_data_of_64_bits_is_computed_in_64_bits() -> None:
     func = narrowed(x, y)
     assert "3000000000" in emit_freestanding(func, "kernel", HelperFunctions(TARGET)).text
     values = np.array([1, -2, 3, 1 << 33], np.int64)
-    found = ekiden.nd.array(np.zeros(4, np.int64))
-    ekiden.build(func, "llvm", name="kernel")["kernel"](ekiden.nd.array(values), found)
-    np.testing.assert_array_equal(found.numpy(), values * 3_000_000_000 + np.arange(4))
+    result = ekiden.nd.array(np.zeros(4, np.int64))
+    ekiden.build(func, "llvm", name="kernel")["kernel"](ekiden.nd.array(values), result)
+    np.testing.assert_array_equal(result.numpy(), values * 3_000_000_000 + np.arange(4))
 
 
 def test_indices_beyond_32_bits_stay_wide() -> None:

@@ -62,7 +62,7 @@ def test_numbers_are_passed(target: str) -> None:
 @share(2)
 @pytest.mark.parametrize("target", ["llvm", "c"])
 @pytest.mark.parametrize(
-    ("dtype", "given", "error"),
+    ("dtype", "argument", "error"),
     [
         ("int8", 127, None),
         ("int8", 128, "ValueError"),
@@ -78,7 +78,7 @@ def test_numbers_are_passed(target: str) -> None:
     ],
 )
 def test_scalar_parameters_of_every_dtype(
-    target: str, dtype: str, given: object, error: str | None
+    target: str, dtype: str, argument: object, error: str | None
 ) -> None:
     @T.prim_func
     def f(x: T.handle, y: T.Buffer((1,), "float64")) -> None:
@@ -90,11 +90,11 @@ def test_scalar_parameters_of_every_dtype(
     compiled = ekiden.build(f.with_fields(params=(number, out), body=body), target=target)
     y = np.zeros(1)
     if error is None:
-        compiled(given, y)
-        assert y[0] == float(given)  # type: ignore[arg-type]
+        compiled(argument, y)
+        assert y[0] == float(argument)  # type: ignore[arg-type]
         return
     with pytest.raises(Exception, match=r"f: argument 0 \(x\) must") as caught:
-        compiled(given, y)
+        compiled(argument, y)
     assert type(caught.value).__name__ == error
 
 
@@ -146,8 +146,8 @@ def test_relay_gives_tensors_of_no_dimension(executor: str) -> None:
     a, n = relay.var("a", shape=()), relay.var("n", shape=(), dtype="int64")
     module["main"] = relay.Function([x, a, n], module.get_global_var("affine")(x, a, n))
     run = relay.create_executor(executor, module, target="llvm").evaluate()
-    found = run(np.arange(4, dtype="float32"), np.float32(2), np.int64(10))
-    np.testing.assert_array_equal(found.numpy(), [10, 12, 14, 16])
+    result = run(np.arange(4, dtype="float32"), np.float32(2), np.int64(10))
+    np.testing.assert_array_equal(result.numpy(), [10, 12, 14, 16])
 
 
 def test_a_size_given_twice_must_agree() -> None:

@@ -14,9 +14,9 @@ from ekiden.tir import analysis
 def parsed(body: str) -> tir.PrimFunc:
     """A function of a body."""
     head = '\n@T.prim_func\ndef f(A: T.Buffer((16,), "float32"), n: T.int64):\n'
-    found = tir.parse(head + body)
-    assert isinstance(found, tir.PrimFunc)
-    return found
+    result = tir.parse(head + body)
+    assert isinstance(result, tir.PrimFunc)
+    return result
 
 
 MEMORY = """
@@ -104,11 +104,11 @@ def total(A: T.Buffer((16,), "float32")) -> T.float32:
     assert analysis.assert_pure_function(total)
     with pytest.raises(CompileError, match="no code generator has the call"):
         ekiden.build(total, target="llvm")
-    for line, said in [
+    for line, message in [
         ("T.call_extern('int32', 'puts')", "calls call_extern"),
         ("A[0] = 1.0", "writes into 'A'"),
     ]:
         func = tir.parse(text.replace("T.ret(found[0])", line))
         assert not analysis.is_pure_function(func)
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             analysis.assert_pure_function(func)

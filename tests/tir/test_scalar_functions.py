@@ -23,7 +23,7 @@ def evaluate(function: Callable[..., tir.PrimExpr], *arrays: np.ndarray) -> np.n
     """A function of elements, in vectors of 16 and one by one."""
     ins = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
     out = te.compute(arrays[0].shape, lambda i: function(*(x[i] for x in ins)), name="out")
-    found = []
+    actual = []
     for is_vector in (True, False):
         s = te.create_schedule(out.op)
         if is_vector:
@@ -31,9 +31,9 @@ def evaluate(function: Callable[..., tir.PrimExpr], *arrays: np.ndarray) -> np.n
         result = ekiden.nd.array(np.zeros(arrays[0].shape, out.dtype))
         module = ekiden.build(s, [*ins, out], "llvm", name="f")
         module["f"](*map(ekiden.nd.array, arrays), result)
-        found.append(result.numpy())
-    np.testing.assert_array_equal(*found)
-    return found[0]
+        actual.append(result.numpy())
+    np.testing.assert_array_equal(*actual)
+    return actual[0]
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -41,8 +41,8 @@ def evaluate(function: Callable[..., tir.PrimExpr], *arrays: np.ndarray) -> np.n
 def test_unary_functions_match_numpy(name: str, dtype: str) -> None:
     x = np.linspace(0.01, 0.99, 37).astype(dtype)
     eps = np.finfo(dtype).eps
-    wanted = UNARY[name](x.astype(np.longdouble))
-    np.testing.assert_allclose(evaluate(getattr(tir, name), x), wanted, rtol=32 * eps, atol=eps)
+    expected = UNARY[name](x.astype(np.longdouble))
+    np.testing.assert_allclose(evaluate(getattr(tir, name), x), expected, rtol=32 * eps, atol=eps)
 
 
 def test_binary_functions_match_numpy() -> None:
@@ -186,9 +186,9 @@ def test_passes_over_loop_programs() -> None:
 
 def test_scalable_vectors_are_written_and_read() -> None:
     x, lanes = te.var("x"), tir.vscale() * 4
-    made = tir.Ramp(x, 1, lanes) + 3
-    assert made.dtype == "int64xvscalex4" and (made < 5).dtype == "boolxvscalex4"
-    assert str(made) == "T.Ramp(x, 1, T.vscale() * 4) + T.Broadcast(3, T.vscale() * 4)"
+    result = tir.Ramp(x, 1, lanes) + 3
+    assert result.dtype == "int64xvscalex4" and (result < 5).dtype == "boolxvscalex4"
+    assert str(result) == "T.Ramp(x, 1, T.vscale() * 4) + T.Broadcast(3, T.vscale() * 4)"
     assert ekiden.ir.structural_equal(tir.Ramp(x, 1, 4 * tir.vscale()), tir.Ramp(x, 1, lanes))
     assert not ekiden.ir.structural_equal(tir.Ramp(x, 1, lanes), tir.Ramp(x, 1, tir.vscale() * 8))
     assert ekiden.ir.structural_equal(ekiden.ir.load_json(ekiden.ir.save_json(lanes)), lanes)
@@ -198,7 +198,7 @@ def test_scalable_vectors_are_written_and_read() -> None:
     with pytest.raises(
         ekiden.CompileError, match="int64xvscalex4: the number is known where it runs"
     ):
-        tir.broadcast(made, 4)
+        tir.broadcast(result, 4)
     text = """@T.prim_func
 def f(a: T.Buffer((64,), "float32")):
     a[T.Ramp(0, 1, T.vscale() * 4)] = T.Broadcast(1.0, T.vscale() * 4)
@@ -218,8 +218,8 @@ def test_operands_are_brought_to_one_dtype_as_tvm_does() -> None:
     assert te.var("b", "uint1").dtype == "bool" and x.astype("uint1x2").dtype == "boolx2"
     with pytest.raises(TypeError, match="must have one dtype, got float32 and float64"):
         f + te.var("d", "float64")
-    made = tir.call_intrin("int32", "tir.shift_left", x, 3)
-    assert made.op == "left_shift" and tir.op.call_intrin is tir.call_intrin
+    result = tir.call_intrin("int32", "tir.shift_left", x, 3)
+    assert result.op == "left_shift" and tir.op.call_intrin is tir.call_intrin
     assert x.astype("float32x4").type_key == "tir.Broadcast"
 
 
@@ -248,30 +248,30 @@ def test_numbers_fold_as_machines_compute() -> None:
 
 def test_halves_of_a_vector() -> None:
     data = tir.decl_buffer((8,), "int8", name="data")
-    given = tir.Var("given", "int8x8")
+    argument = tir.Var("given", "int8x8")
     out = tir.decl_buffer((8,), "int8", name="out")
-    halves = [tir.vectorhigh("int8x4", given), tir.vectorlow("int8x4", given)]
+    halves = [tir.vectorhigh("int8x4", argument), tir.vectorlow("int8x4", argument)]
     turned = tir.BufferStore(out, tir.vectorcombine("int8x8", *halves), (tir.Ramp(0, 1, 8),))
-    body = tir.LetStmt(given, data.vload(0, "int8x8"), turned)
+    body = tir.LetStmt(argument, data.vload(0, "int8x8"), turned)
     func = tir.PrimFunc((data, out), body, {"global_symbol": "turned"})
     assert str(tir.parse(str(func))) == str(func)
     result = ekiden.nd.array(np.zeros(8, "int8"))
     ekiden.build(func, target="llvm")["turned"](ekiden.nd.array(np.arange(8, dtype="int8")), result)
     assert result.numpy().tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
     unnamed = func.with_fields(body=tir.BufferStore(out, turned.value, (tir.Ramp(0, 1, 8),)))
-    whole = {given: data.vload(0, "int8x8")}
+    whole = {argument: data.vload(0, "int8x8")}
     unnamed = unnamed.with_fields(body=stmt_functor.substitute(unnamed.body, whole))
     with pytest.raises(CompileError, match="name the vectors first"):
         ekiden.build(unnamed, target="c")
     with pytest.raises(TypeError, match="int8x2 is not half of a vector of int8x8"):
-        tir.vectorlow("int8x2", given)
+        tir.vectorlow("int8x2", argument)
     with pytest.raises(TypeError, match="two halves of int8x8 expected"):
-        tir.vectorcombine("int8x8", given, given)
+        tir.vectorcombine("int8x8", argument, argument)
 
 
 def test_the_operator_of_a_call_has_its_name_in_the_registry() -> None:
     x = tir.Var("x", "int32")
-    for made, name in [
+    for result, name in [
         (tir.exp(x.astype("float32")), "tir.exp"),
         (tir.shift_left(x, x), "tir.shift_left"),
         (tir.ptx_mma("float32", "m8n8k4", "row", "col"), "tir.ptx_mma"),
@@ -279,10 +279,10 @@ def test_the_operator_of_a_call_has_its_name_in_the_registry() -> None:
         (tir.address_of(tir.decl_buffer((4,))[x]), "tir.address_of"),
         (tir.decl_buffer((4,)).access_ptr("r"), "tir.tvm_access_ptr"),
     ]:
-        assert made.op.name == name
-        assert made.op.same_as(ekiden.ir.Op.get(name))
-        assert not made.op.same_as(ekiden.ir.Op.get("tir.abs"))
-        again = ekiden.ir.load_json(ekiden.ir.save_json(made))
+        assert result.op.name == name
+        assert result.op.same_as(ekiden.ir.Op.get(name))
+        assert not result.op.same_as(ekiden.ir.Op.get("tir.abs"))
+        again = ekiden.ir.load_json(ekiden.ir.save_json(result))
         assert again.op.name == name
 
 
@@ -339,12 +339,12 @@ def test_fractions_beside_integers_are_not_cut_off(name: str, dtype: str) -> Non
     """`x * 0.25` of integers was x * 0."""
     function, reference = FRACTIONS[name]
     data = te.placeholder((4,), dtype, name="data")
-    made = te.compute((4,), lambda i: function(data[i]), name="made")
-    run = ekiden.build(te.create_schedule(made.op), [data, made], "llvm")
-    numbers, out = np.arange(4).astype(dtype), ekiden.nd.array(np.zeros(4, made.dtype))
+    tensor = te.compute((4,), lambda i: function(data[i]), name="made")
+    run = ekiden.build(te.create_schedule(tensor.op), [data, tensor], "llvm")
+    numbers, out = np.arange(4).astype(dtype), ekiden.nd.array(np.zeros(4, tensor.dtype))
     run(ekiden.nd.array(numbers), out)
     expected = [reference(float(x)) for x in numbers]
-    np.testing.assert_allclose(out.numpy(), np.array(expected, made.dtype), rtol=1e-6)
+    np.testing.assert_allclose(out.numpy(), np.array(expected, tensor.dtype), rtol=1e-6)
 
 
 def test_fractions_beside_what_they_cannot_meet_are_refused() -> None:
@@ -364,6 +364,6 @@ def test_bounds_of_a_loop_may_be_numbers() -> None:
     i = tir.Var("i", "int32")
     loop = tir.For(i, 0, 8, tir.ForKind.VECTORIZED, tir.Evaluate(i))
     assert isinstance(loop.extent, tir.IntImm) and loop.extent.dtype == "int32"
-    found: list[object] = []
-    stmt_functor.post_order_visit(loop, found.append)
-    assert loop.extent in found
+    result: list[object] = []
+    stmt_functor.post_order_visit(loop, result.append)
+    assert loop.extent in result

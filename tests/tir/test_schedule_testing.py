@@ -25,9 +25,9 @@ def {name}(A: T.Buffer((8, 8), "float32"), B: T.Buffer((8, 8), "float32", scope=
 
 
 def _program(name: str = "main", block: str = "B", what: str = "T.float32(1)") -> tir.PrimFunc:
-    found = from_source(TEXT.format(name=name, block=block, what=what), check_well_formed=False)
-    assert isinstance(found, tir.PrimFunc)
-    return found
+    result = from_source(TEXT.format(name=name, block=block, what=what), check_well_formed=False)
+    assert isinstance(result, tir.PrimFunc)
+    return result
 
 
 def test_symbols_do_not_count() -> None:
@@ -50,7 +50,7 @@ def test_a_trace_replays_from_both_its_forms() -> None:
     i, j = schedule.get_loops(schedule.get_block("B"))
     schedule.split(i, [2, None])
     schedule.vectorize(j)
-    made = verify_trace_roundtrip(schedule, _program())
-    assert structural_equal(made.mod, schedule.mod) and made is not schedule
+    result = verify_trace_roundtrip(schedule, _program())
+    assert structural_equal(result.mod, schedule.mod) and result is not schedule
     with pytest.raises(ValueError, match="structural equality"):
         verify_trace_roundtrip(schedule, _program(what="T.float32(3)"), text_format="json")

@@ -21,9 +21,9 @@ HEADER = "# from ekiden.script import tir as T\n\n"
 
 
 def parsed(text: str) -> PrimFunc:
-    found = tir.parse(text)
-    assert isinstance(found, PrimFunc)
-    return found
+    result = tir.parse(text)
+    assert isinstance(result, PrimFunc)
+    return result
 
 
 def one_line(text: str) -> str:
@@ -200,8 +200,8 @@ def test_script_equals_te_program() -> None:
     a, b = te.placeholder((4, 8), name="A"), te.placeholder((8, 3), name="B")
     k = te.reduce_axis((0, 8), "k")
     c = te.compute((4, 3), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="C")
-    made = te.create_prim_func([a, b, c], "product")
-    assert structural_equal(product.with_fields(attrs=made.attrs), made)
+    result = te.create_prim_func([a, b, c], "product")
+    assert structural_equal(product.with_fields(attrs=result.attrs), result)
 
 
 def test_names_around_the_function_are_seen() -> None:
@@ -390,9 +390,9 @@ WARNED = [
 @pytest.mark.parametrize(("body", "message"), WARNED)
 def test_regions_that_are_too_small_are_warned_of(body: str, message: str) -> None:
     with pytest.warns(UserWarning) as seen:
-        found = tir.parse(HEAD + body + "\n")
+        result = tir.parse(HEAD + body + "\n")
     assert str(seen[0].message) == message
-    assert isinstance(found, tir.PrimFunc) and "T.reads(B[" in found.script()
+    assert isinstance(result, tir.PrimFunc) and "T.reads(B[" in result.script()
 
 
 def test_axes_may_begin_anywhere() -> None:
@@ -422,11 +422,11 @@ def f(A: T.Buffer((32,), "int64")):
 def test_parse_errors_point_at_the_source(body: str, message: str) -> None:
     with pytest.raises(ParseError) as raised:
         tir.parse(HEAD + body + "\n")
-    said = str(raised.value).split("\n")
-    assert said[0] == message
+    text = str(raised.value).split("\n")
+    assert text[0] == message
     line, column = map(int, message.split(":")[1:3])
-    assert said[1] == (HEAD + body).split("\n")[line - 1]
-    assert said[2] == " " * (column - 1) + "^"
+    assert text[1] == (HEAD + body).split("\n")[line - 1]
+    assert text[2] == " " * (column - 1) + "^"
 
 
 def test_parameters_are_checked() -> None:
@@ -522,11 +522,11 @@ def test_scalable_loops_become_scalable_vectors() -> None:
             B[i] = A[i] * T.float32(2) + T.Cast("float32", i)
 
     module = ekiden.IRModule({"doubled": doubled})
-    made = tir.transform.VectorizeLoop()(module)["doubled"]
+    result = tir.transform.VectorizeLoop()(module)["doubled"]
     lanes = "T.vscale() * 4"
     index = f"T.Ramp(0, 1, {lanes})"
     value = f'A[{index}] * T.Broadcast(2.0, {lanes}) + T.Cast("float32xvscalex4", {index})'
-    assert f"B[{index}] = {value}" in str(made)
+    assert f"B[{index}] = {value}" in str(result)
     with pytest.raises(ekiden.CompileError, match="the number is known where it runs"):
         ekiden.build(doubled, target="llvm")
 
@@ -558,9 +558,9 @@ def noted(A: T.Buffer((4,), "float32"), n: T.int64):
     buffer = tir.decl_buffer((4,), name="A")
     ib.scope_attr(buffer, "storage_scope", "local")
     ib.buffer_ptr(buffer)[0] = 1.0
-    made = ib.get()
-    assert isinstance(made, tir.AttrStmt)
-    assert made.attr_key == "storage_scope"
+    result = ib.get()
+    assert isinstance(result, tir.AttrStmt)
+    assert result.attr_key == "storage_scope"
     sch = tir.Schedule(tir.parse(str(noted)))
     assert sch.func is not None
 
@@ -573,9 +573,9 @@ def test_a_number_is_stored_in_the_dtype_of_the_buffer() -> None:
 def test_numbers_in_statements() -> None:
     x, buffer = Var("x", "int32"), tir.decl_buffer((4,), name="A")
     store = BufferStore(buffer, 1, (2,))  # type: ignore[arg-type]
-    made = tir.LetStmt(x, 3, tir.seq(store, tir.Evaluate(0)))  # type: ignore[arg-type]
-    assert made.value.dtype == "int32"
-    assert "A[2] = 1.0" in str(made)
+    result = tir.LetStmt(x, 3, tir.seq(store, tir.Evaluate(0)))  # type: ignore[arg-type]
+    assert result.value.dtype == "int32"
+    assert "A[2] = 1.0" in str(result)
 
 
 def test_a_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,20 +50,20 @@ SIMPLIFIED = [
 
 def program(body: str) -> tir.PrimFunc:
     text = HEAD.format(NUMBERS) + textwrap.indent(body, "    ")
-    found = ekiden.script.from_source(text)
-    assert isinstance(found, tir.PrimFunc)
-    return found
+    result = ekiden.script.from_source(text)
+    assert isinstance(result, tir.PrimFunc)
+    return result
 
 
 @pytest.mark.parametrize(("before", "after"), SIMPLIFIED)
 def test_conditions_are_known_where_they_hold(before: str, after: str | None) -> None:
-    found = tir.transform.simplify(program(before))
-    assert found.script() == program(after or before).script()
+    actual = tir.transform.simplify(program(before))
+    assert actual.script() == program(after or before).script()
     for n, m, k in ((0, 0, 0), (5, 3, 9), (2, 5, 7), (8, 1, 1), (3, 5, 4)):
         a, b = np.ones(16, "int32"), np.arange(16, dtype="int32")
         expected = a.copy()
         interpreter.run_prim_func(program(before), expected, b, n, m, k)
-        interpreter.run_prim_func(found, a, b, n, m, k)
+        interpreter.run_prim_func(actual, a, b, n, m, k)
         assert (a == expected).all(), (n, m, k)
 
 
@@ -96,16 +96,16 @@ OVERWRITTEN = [
 
 @pytest.mark.parametrize(
     ("before", "after", "analyse"),
-    [*((*each, False) for each in EFFECTLESS), *((*each, True) for each in OVERWRITTEN)],
+    [*((*item, False) for item in EFFECTLESS), *((*item, True) for item in OVERWRITTEN)],
 )
 def test_statements_without_effect_are_removed(
     before: str, after: str | None, analyse: bool
 ) -> None:
     options = {"tir.RemoveNoOp": {"use_dataflow_analysis": analyse}}
     with ekiden.transform.PassContext(config=options):
-        found = tir.transform.RemoveNoOp()(ekiden.IRModule({"main": program(before)}))["main"]
-    assert isinstance(found, tir.PrimFunc)
-    assert str(found.body) == str(program(after or before).body)
+        result = tir.transform.RemoveNoOp()(ekiden.IRModule({"main": program(before)}))["main"]
+    assert isinstance(result, tir.PrimFunc)
+    assert str(result.body) == str(program(after or before).body)
     if analyse and after:  # only where it is asked for
         kept = tir.transform.RemoveNoOp()(ekiden.IRModule({"main": program(before)}))["main"]
         assert isinstance(kept, tir.PrimFunc)
@@ -114,8 +114,8 @@ def test_statements_without_effect_are_removed(
 
 def test_a_let_that_nothing_reads_keeps_its_effect() -> None:
     text = 'x: T.int32 = T.call_extern("int32", "count")\nA[0] = 1'
-    found = tir.transform.remove_no_op(program(text))
-    assert "count" in found.script() and "x" not in found.script().replace("extern", "")
+    result = tir.transform.remove_no_op(program(text))
+    assert "count" in result.script() and "x" not in result.script().replace("extern", "")
 
 
 def test_equations_among_facts_come_to_an_end() -> None:

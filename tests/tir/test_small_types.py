@@ -37,8 +37,8 @@ def codes(dtype: str) -> Array:
 def compiled(build: Any, *arrays: Array) -> Array:  # noqa: ANN401
     params = [relay.var(f"x{n}", shape=a.shape, dtype=str(a.dtype)) for n, a in enumerate(arrays)]
     module = ekiden.IRModule.from_expr(relay.Function(params, build(*params)))
-    found: Array = ekiden.compile(module)(*arrays).numpy()
-    return found
+    result: Array = ekiden.compile(module)(*arrays).numpy()
+    return result
 
 
 def numbers(dtype: str) -> Array:
@@ -53,74 +53,74 @@ def numbers(dtype: str) -> Array:
     return np.concatenate([*random, *special, own, halves]).astype(np.float32)
 
 
-def same(found: Array, expected: Array) -> None:
+def same(actual: Array, expected: Array) -> None:
     """Equal in every bit but those of what is not a number."""
-    np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
+    np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))
     real = ~np.isnan(expected.astype(np.float32))
     bits = f"uint{8 * expected.dtype.itemsize}"
-    np.testing.assert_array_equal(found.view(bits)[real], expected.view(bits)[real])
+    np.testing.assert_array_equal(actual.view(bits)[real], expected.view(bits)[real])
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 def test_every_number_is_read(dtype: str) -> None:
-    given = codes(dtype)
-    same(compiled(lambda x: op.cast(x, "float32"), given), given.astype(np.float32))
+    argument = codes(dtype)
+    same(compiled(lambda x: op.cast(x, "float32"), argument), argument.astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_numbers_are_rounded_to_the_nearest(dtype: str) -> None:
-    given = numbers(dtype)
+    data = numbers(dtype)
     with np.errstate(all="ignore"):
-        expected = given.astype(getattr(ml_dtypes, dtype))
-    same(compiled(lambda x: op.cast(x, dtype), given), expected)
+        expected = data.astype(getattr(ml_dtypes, dtype))
+    same(compiled(lambda x: op.cast(x, dtype), data), expected)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_wrap(dtype: str) -> None:
-    given = np.arange(-300, 300, dtype=np.int32)
-    found = compiled(lambda x: op.cast(x, dtype), given)
-    np.testing.assert_array_equal(found, given.astype(getattr(ml_dtypes, dtype)))
+    data = np.arange(-300, 300, dtype=np.int32)
+    result = compiled(lambda x: op.cast(x, dtype), data)
+    np.testing.assert_array_equal(result, data.astype(getattr(ml_dtypes, dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn", "int4"])
 def test_numbers_on_the_way_of_a_kernel_are_rounded(dtype: str) -> None:
     """None of its buffers holds them."""
-    given = np.abs(numbers(dtype)) if dtype in FLOATS else np.arange(-300, 300, dtype=np.float32)
+    data = np.abs(numbers(dtype)) if dtype in FLOATS else np.arange(-300, 300, dtype=np.float32)
     with np.errstate(all="ignore"):
-        small = given.astype(np.int32) if dtype in INTEGERS else given
+        small = data.astype(np.int32) if dtype in INTEGERS else data
         expected = small.astype(getattr(ml_dtypes, dtype)).astype(np.float32)
-    same(compiled(lambda x: op.cast(op.cast(x, dtype), "float32"), given), expected)
+    same(compiled(lambda x: op.cast(op.cast(x, dtype), "float32"), data), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "int4", "uint2"])
 def test_elements_are_moved(dtype: str) -> None:
-    given = np.resize(codes(dtype), (3, 5, 7))
-    found = compiled(lambda x: op.transpose(x, axes=[2, 0, 1]), given)
-    same(found, np.ascontiguousarray(given.transpose(2, 0, 1)))
+    data = np.resize(codes(dtype), (3, 5, 7))
+    result = compiled(lambda x: op.transpose(x, axes=[2, 0, 1]), data)
+    same(result, np.ascontiguousarray(data.transpose(2, 0, 1)))
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint4", "int2"])
 def test_large_tensors_run_in_parallel_where_they_may(dtype: str) -> None:
-    given = np.resize(codes(dtype), 100_003)
-    found = compiled(lambda x: op.cast(op.cast(x, "float32"), dtype), given)
-    same(found, given)
+    data = np.resize(codes(dtype), 100_003)
+    result = compiled(lambda x: op.cast(op.cast(x, "float32"), dtype), data)
+    same(result, data)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float4_e2m1fn", "int4"])
 def test_the_interpreter_sees_what_kernels_see(dtype: str) -> None:
-    given = np.resize(codes(dtype), 33)
-    x = te.placeholder(given.shape, dtype, "x")
-    y = te.compute(given.shape, lambda i: x[32 - i], name="y")
-    wide = te.compute(given.shape, lambda i: y[i].astype("float32"), name="wide")
-    found, numbers_ = np.empty_like(given), np.empty(given.shape, np.float32)
-    interpreter.run_prim_func(lower(te.create_prim_func([x, y, wide])), given, found, numbers_)
-    same(found, given[::-1].copy())
-    np.testing.assert_array_equal(numbers_, given[::-1].astype(np.float32))
+    data = np.resize(codes(dtype), 33)
+    x = te.placeholder(data.shape, dtype, "x")
+    y = te.compute(data.shape, lambda i: x[32 - i], name="y")
+    wide = te.compute(data.shape, lambda i: y[i].astype("float32"), name="wide")
+    result, numbers_ = np.empty_like(data), np.empty(data.shape, np.float32)
+    interpreter.run_prim_func(lower(te.create_prim_func([x, y, wide])), data, result, numbers_)
+    same(result, data[::-1].copy())
+    np.testing.assert_array_equal(numbers_, data[::-1].astype(np.float32))
 
 
 def test_bits_are_reinterpreted() -> None:
-    given = numbers("float8_e4m3fn")
-    found = compiled(lambda x: op.reinterpret(x, "uint32"), given)
-    np.testing.assert_array_equal(found, given.view(np.uint32))
+    data = numbers("float8_e4m3fn")
+    result = compiled(lambda x: op.reinterpret(x, "uint32"), data)
+    np.testing.assert_array_equal(result, data.view(np.uint32))
     with pytest.raises(ekiden.CompileError, match="float32 and int64 have different sizes"):
-        compiled(lambda x: op.reinterpret(x, "int64"), given)
+        compiled(lambda x: op.reinterpret(x, "int64"), data)

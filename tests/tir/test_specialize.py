@@ -27,21 +27,21 @@ def f(a: T.handle, b: T.handle, n: T.int32):
 
 def parsed() -> tir.PrimFunc:
     """The function, anew."""
-    found = tir.parse(TEXT)
-    assert isinstance(found, tir.PrimFunc)
-    return found
+    result = tir.parse(TEXT)
+    assert isinstance(result, tir.PrimFunc)
+    return result
 
 
 def test_numbers_and_sizes_are_filled_in() -> None:
     func = parsed()
     a, _, n = func.params
     assert isinstance(a, tir.Buffer) and isinstance(n, tir.Var)
-    for given in ({n: 8}, {a: tir.decl_buffer((4, 8))}, {a.shape[0]: 4, n: 8}):
-        made = func.specialize(given)  # type: ignore[arg-type]
-        assert made.scalars == () and "n" not in [v.name for v in made.scalars]
-        tir.verify(made, lowered=False)
+    for argument in ({n: 8}, {a: tir.decl_buffer((4, 8))}, {a.shape[0]: 4, n: 8}):
+        result = func.specialize(argument)  # type: ignore[arg-type]
+        assert result.scalars == () and "n" not in [v.name for v in result.scalars]
+        tir.verify(result, lowered=False)
         x, y = np.arange(32, dtype="float32").reshape(4, 8), np.zeros(4, "float32")
-        ekiden.build(made, target="llvm")(x, y)
+        ekiden.build(result, target="llvm")(x, y)
         np.testing.assert_array_equal(y, x[:, 7])
     assert structural_equal(func.specialize({}), func)
     doubled = func.specialize({n: tir.Var("x", "int32") * 2})
@@ -66,9 +66,9 @@ def test_mismatched_specializations_are_refused() -> None:
 
 def test_a_renewed_function_shares_nothing() -> None:
     func = parsed()
-    made = tir.stmt_functor.renew_defs(func)
-    assert structural_equal(made, func)
-    before, after = ({*f.params, *all_definitions(f.body)} for f in (func, made))
+    result = tir.stmt_functor.renew_defs(func)
+    assert structural_equal(result, func)
+    before, after = ({*f.params, *all_definitions(f.body)} for f in (func, result))
     assert before.isdisjoint(after) and len(after) == len(before)
-    assert made.buffers[0].shape[0] is made.buffers[1].shape[0]
-    assert made.buffers[0].shape[1] is made.scalars[0]
+    assert result.buffers[0].shape[0] is result.buffers[1].shape[0]
+    assert result.buffers[0].shape[1] is result.scalars[0]

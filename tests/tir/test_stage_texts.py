@@ -116,8 +116,8 @@ def test_device_modules_read_back_behind_each_pass(
     instrument = ReadsBack()
     with PassContext(instruments=[instrument]):
         ekiden.build(ekiden.lower(schedule, tensors, name="stage"), target)
-    wanted = {"tir.ThreadSync", "tir.FlattenBuffer", "tir.VectorizeLoop"}
-    assert wanted <= set(instrument.passes)
+    expected = {"tir.ThreadSync", "tir.FlattenBuffer", "tir.VectorizeLoop"}
+    assert expected <= set(instrument.passes)
 
 
 @pytest.mark.parametrize("program", [staged_in_shared_memory, vectors])

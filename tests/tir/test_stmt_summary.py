@@ -26,18 +26,20 @@ def program(op: str = "exp", dtype: str = "float32") -> PrimFunc:
 
 
 def test_contents_list_kinds_names_and_types() -> None:
-    found = summarize_stmt(program().body)
-    assert found.stmt_types == {For, BufferStore} and found.intrinsics == {"exp"}
+    result = summarize_stmt(program().body)
+    assert result.stmt_types == {For, BufferStore} and result.intrinsics == {"exp"}
     assert (
-        found.element_dtypes == {"float32"} and not found.has_vectors and not found.has_small_types
+        result.element_dtypes == {"float32"}
+        and not result.has_vectors
+        and not result.has_small_types
     )
 
 
 def test_vectors_and_small_types() -> None:
     a = Buffer("A", (const(64),), "int4")
     load = BufferLoad(a, (Ramp(const(0), const(1), 16, "int64x16"),), "int4x16")
-    found = summarize_stmt(BufferStore(a, load, (const(0),)))
-    assert found.has_vectors and found.has_small_types and found.element_dtypes == {"int4"}
+    result = summarize_stmt(BufferStore(a, load, (const(0),)))
+    assert result.has_vectors and result.has_small_types and result.element_dtypes == {"int4"}
 
 
 def test_one_object_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_descriptions_and_implementations_agree(name: str) -> None:
     ]
     results = []
     for func in (intrin.desc, intrin.impl):
-        given = [a.copy() for a in arrays]
-        run_prim_func(lower(func), *given)
-        results.append(given[-1])
+        inputs = [a.copy() for a in arrays]
+        run_prim_func(lower(func), *inputs)
+        results.append(inputs[-1])
     np.testing.assert_array_equal(*results)

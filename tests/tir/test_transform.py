@@ -121,8 +121,8 @@ def test_lane_invariant_values_stay_scalar() -> None:
     channel = J * 8 + I
     copy = BufferStore(b, a[channel // 32] + a[channel % 16], (channel,))
     func = program(loop(J, 8, loop(I, 8, copy, ForKind.VECTORIZED, lanes=8)), a, b)
-    made = body_text(vectorize_loops(func))
-    assert "// T.Broadcast" not in made and "% T.Broadcast" not in made
+    result = body_text(vectorize_loops(func))
+    assert "// T.Broadcast" not in result and "% T.Broadcast" not in result
     array, out = np.arange(64, dtype="float32"), np.zeros(64, "float32")
     run_prim_func(tir.verify(lower(func)), array, out)
     at = np.arange(64)

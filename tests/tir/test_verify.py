@@ -229,9 +229,9 @@ def test_ill_formed_program_is_rejected(name: str) -> None:
     params = {"symbolic": (NS,), "ranks": (WIDE,), "rank of a load": (A, WIDE)}.get(name, (A, B))
     with pytest.raises(VerifyError) as raised:
         verify(program(body, *params), lowered=False)
-    said = str(raised.value)
-    assert said.startswith("verify 'f'")
-    assert said.endswith(message)
+    text = str(raised.value)
+    assert text.startswith("verify 'f'")
+    assert text.endswith(message)
 
 
 @pytest.mark.parametrize("name", LOWERED)

@@ -101,22 +101,22 @@ def test_views_mean_their_part(name: str) -> None:
     assert structural_equal(ekiden.ir.load_json(ekiden.ir.save_json(func)), func)
     lowered = tir.transform.lower(func)
     tir.verify(lowered)
-    found = np.zeros_like(A)
-    interpreter.run_prim_func(lowered, A, found)
-    np.testing.assert_array_equal(found, expected)
+    actual = np.zeros_like(A)
+    interpreter.run_prim_func(lowered, A, actual)
+    np.testing.assert_array_equal(actual, expected)
     for target in ("llvm", "c"):
-        made = np.zeros_like(A)
-        ekiden.build(func, target=target)(A, made)
-        np.testing.assert_array_equal(made, expected)
+        result = np.zeros_like(A)
+        ekiden.build(func, target=target)(A, result)
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_lowering_leaves_the_source_alone() -> None:
     body, _ = PROGRAMS["row of a part"]
     func = tir.parse(HEAD + body)
     assert isinstance(func, tir.PrimFunc)
-    made = tir.transform.LowerMatchBuffer()(ekiden.IRModule({"f": func}))["f"]
-    assert isinstance(made, tir.PrimFunc)
-    text = made.script()
+    result = tir.transform.LowerMatchBuffer()(ekiden.IRModule({"f": func}))["f"]
+    assert isinstance(result, tir.PrimFunc)
+    text = result.script()
     assert "match_buffer" not in text and "B[vi, j] = A[3, j]" in text.replace("0 + ", "")
     schedule = tir.Schedule(func)
     (loop,) = schedule.get_loops(schedule.get_block("b"))

@@ -78,10 +78,10 @@ def f(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
         b[i] = s[0]
 ''')
     assert isinstance(func, PrimFunc)
-    given = np.array([0.5, 1, 5, 64], "float32")
+    data = np.array([0.5, 1, 5, 64], "float32")
     for target in ("llvm", "c"):
         result = ekiden.nd.array(np.zeros(4, "float32"))
-        build(func, target, name="f")["f"](ekiden.nd.array(given), result)
+        build(func, target, name="f")["f"](ekiden.nd.array(data), result)
         assert result.numpy().tolist() == [1, 1, 8, 64]
 
 

@@ -66,16 +66,16 @@ def transforms() -> Iterator[Case]:
     """Fourier transforms."""
     re, im = normal(2, 12), normal(2, 12)
     for inverse in (False, True):
-        found = (np.fft.ifft if inverse else np.fft.fft)(re + 1j * im)
-        wanted = found.real.astype("float32"), found.imag.astype("float32")
-        yield case("dft", re, im, inverse=inverse, expected=wanted, tolerance=1e-4)
+        actual = (np.fft.ifft if inverse else np.fft.fft)(re + 1j * im)
+        expected = actual.real.astype("float32"), actual.imag.astype("float32")
+        yield case("dft", re, im, inverse=inverse, expected=expected, tolerance=1e-4)
     signal = normal(2, 40)
     for normalized, onesided, length in ((False, True, 8), (True, False, 6)):
         window = np.hanning(length).astype("float32")
         wide = np.pad(window, (8 - length) // 2)
         frames = np.lib.stride_tricks.sliding_window_view(signal, 8, 1)[:, ::3] * wide
-        found = np.fft.fft(frames)[..., : 5 if onesided else 8] / (np.sqrt(8) if normalized else 1)
-        parts = np.stack([found.real, found.imag], -1).swapaxes(1, 2).astype("float32")
+        actual = np.fft.fft(frames)[..., : 5 if onesided else 8] / (np.sqrt(8) if normalized else 1)
+        parts = np.stack([actual.real, actual.imag], -1).swapaxes(1, 2).astype("float32")
         yield case(
             "stft",
             signal,
@@ -158,7 +158,7 @@ def randoms() -> Iterator[Case]:
         >> np.uint64(41)
     ).astype("float32") * 2.0**-23
     sums = weights.cumsum(1)
-    found = (
+    result = (
         (sums[:, None] <= (draws.reshape(2, 4) * sums[:, -1:])[..., None])
         .sum(-1)
         .clip(0, 2)
@@ -166,7 +166,7 @@ def randoms() -> Iterator[Case]:
     )
     new = generator(3, 0, 0, 0, 2)
     yield case(
-        "random.multinomial", gen, weights, num_samples=4, symbolic=False, expected=(new, found)
+        "random.multinomial", gen, weights, num_samples=4, symbolic=False, expected=(new, result)
     )
 
 
@@ -246,10 +246,10 @@ def test_empty_rows_are_filled_in_one_walk() -> None:
     rows = 100_000
     places = np.stack([2 * np.arange(rows), np.arange(rows) % 4], 1)
     values, fill = np.ones(rows, "float32"), np.array(9, "float32")
-    given = [te.placeholder(a.shape, str(a.dtype), "x") for a in (places, values, fill)]
-    made = topi.sparse.sparse_fill_empty_rows(given[0], given[1], (2 * rows, 5), given[2])
-    outs = [np.zeros([d.value for d in t.shape], t.dtype) for t in made]
-    module = ekiden.build(te.create_prim_func([*given, *made], "fill"))
+    inputs = [te.placeholder(a.shape, str(a.dtype), "x") for a in (places, values, fill)]
+    result = topi.sparse.sparse_fill_empty_rows(inputs[0], inputs[1], (2 * rows, 5), inputs[2])
+    outs = [np.zeros([d.value for d in t.shape], t.dtype) for t in result]
+    module = ekiden.build(te.create_prim_func([*inputs, *result], "fill"))
     module["fill"](places, values, fill, *outs)
     assert np.array_equal(outs[0][: 2 * rows, 0], np.arange(2 * rows))
     assert np.array_equal(outs[1][: 2 * rows], np.tile(np.array([1, 9], "float32"), rows))
@@ -259,15 +259,15 @@ def test_empty_rows_are_filled_in_one_walk() -> None:
 def walk(data: Array, root: int, nodes: tuple[Array, ...]) -> list[int]:
     """The leaves of one tree."""
     features, limits, children, missing = nodes
-    found = []
+    result = []
     for row in data:
         at = root
         while children[at, 0] != at:
             value = row[features[at]]
             below = value <= limits[at] or (np.isnan(value) and missing[at])
             at = children[at, 0 if below else 1]
-        found.append(at)
-    return found
+        result.append(at)
+    return result
 
 
 def chained(trees: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
@@ -375,10 +375,10 @@ def test_known_answer_of_threefry() -> None:
     """From the reference implementation's test vectors (Random123: threefry4x64, 20 rounds)."""
     words = np.empty(4, "uint64")
     zero = generator()
-    each = case(
+    item = case(
         "random.threefry_generate", zero, out_shape=(4,), symbolic=False, expected=(zero, words)
     )
-    BACKENDS["llvm"]([each])[0](zero, np.empty_like(zero), words)
+    BACKENDS["llvm"]([item])[0](zero, np.empty_like(zero), words)
     assert [f"{int(w):016x}" for w in words] == [
         "09218ebde6c85537", "55941f5266d86105", "4bd25e16282434dc", "ee29ec846bd2e40b",
     ]  # fmt: skip
@@ -387,14 +387,14 @@ def test_known_answer_of_threefry() -> None:
 def test_random_numbers_are_spread() -> None:
     gen, out = generator(11), np.empty(20000, "float32")
     for name, mean, deviation in (("uniform", 0.5, 12**-0.5), ("normal", 0.0, 1.0)):
-        each = case(
+        item = case(
             f"random.{name}",
             gen,
             build=lambda g, n=name: topi.operators()[f"random.{n}"](g, 0.0, 1.0, (20000,)),
             symbolic=False,
             expected=(gen, out),
         )
-        BACKENDS["llvm"]([each])[0](gen, np.empty_like(gen), out)
+        BACKENDS["llvm"]([item])[0](gen, np.empty_like(gen), out)
         assert abs(out.mean() - mean) < 0.02
         assert abs(out.std() - deviation) < 0.02
 

@@ -43,28 +43,28 @@ def with_halves(row: BlockFormat, blocks: NDArray[np.uint8], numbers: Array) -> 
 
 def pattern(row: BlockFormat) -> NDArray[np.uint8]:
     blocks = (np.arange(2 * row.block_bytes) * 37 + 11) % 251
-    found = blocks.astype(np.uint8).reshape(2, row.block_bytes)
-    with_halves(row, found, np.array([0.75, -0.015], np.float32))
-    return found
+    result = blocks.astype(np.uint8).reshape(2, row.block_bytes)
+    with_halves(row, result, np.array([0.75, -0.015], np.float32))
+    return result
 
 
 @every_format
 def test_decoding_matches_recorded_values(row: BlockFormat) -> None:
     checksum, numbers = KEPT[row.name]
-    found = row.decode(pattern(row))
-    assert found.shape == (2 * row.values_per_block,) and found.dtype == np.float32
-    assert found[[0, 1, 17, row.values_per_block - 1]].tolist() == numbers
-    assert zlib.crc32(found.astype("<f4").tobytes()) == checksum
+    result = row.decode(pattern(row))
+    assert result.shape == (2 * row.values_per_block,) and result.dtype == np.float32
+    assert result[[0, 1, 17, row.values_per_block - 1]].tolist() == numbers
+    assert zlib.crc32(result.astype("<f4").tobytes()) == checksum
 
 
 def test_q4_decoding_matches_hand_computed_values() -> None:
     """Half of a scale of 2; the lower halves of bytes come first, 8 is 0."""
     block = np.zeros((1, 18), np.uint8)
     block[0, :4] = 0x00, 0x40, 0x19, 0x8F
-    found = BLOCK_FORMATS_BY_NAME["q4_0"].decode(block)
+    actual = BLOCK_FORMATS_BY_NAME["q4_0"].decode(block)
     expected = np.full(32, -16.0)
     expected[[0, 1, 16, 17]] = 2.0, 14.0, -14.0, 0.0
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @every_format

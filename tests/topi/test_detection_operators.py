@@ -15,12 +15,12 @@ from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 def weights(x: float, size: int, method: str, mode: str, alpha: float = -0.5) -> Array:
     """How much each pixel of an axis counts at place x; places outside show the border."""
-    found = np.zeros(size)
+    result = np.zeros(size)
     base = int(np.floor(x))
     if method == "nearest_neighbor":
         nearest = np.floor(x + 0.5 if mode == "align_corners" else x + 1e-9)
-        found[int(np.clip(nearest, 0, size - 1))] = 1
-        return found
+        result[int(np.clip(nearest, 0, size - 1))] = 1
+        return result
     for n in range(-1, 3) if method == "cubic" else range(2):
         d = abs(x - base - n)
         w = 1 - d
@@ -30,8 +30,8 @@ def weights(x: float, size: int, method: str, mode: str, alpha: float = -0.5) ->
                 alpha * (d**3 - 5 * d**2 + 8 * d - 4),
             )
             w = near if d <= 1 else far
-        found[min(max(base + n, 0), size - 1)] += w
-    return found
+        result[min(max(base + n, 0), size - 1)] += w
+    return result
 
 
 def place(n: int, size: int, extent: int, mode: str) -> float:
@@ -202,10 +202,10 @@ def sampling() -> Iterator[Case]:
     padded = np.pad(x, ((0, 0), (0, 0), (1, 0), (1, 1)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (2, 3), (2, 3))[:, :, ::2]
     grown = (windows + filters[:, None, None]).max((-1, -2)).astype("float32")
-    how = {"stride": (2, 1), "padding": (1, 1, 0, 1), "dilations": 1}
-    yield case("image.dilation2d_nchw", x, filters, **how, symbolic=(5, 6), expected=grown)
-    yield case("image.dilation2d_nhwc", x.transpose(0, 2, 3, 1), filters.transpose(1, 2, 0), **how,
-               symbolic=(5, 6), expected=grown.transpose(0, 2, 3, 1))  # fmt: skip
+    options = {"stride": (2, 1), "padding": (1, 1, 0, 1), "dilations": 1}
+    yield case("image.dilation2d_nchw", x, filters, **options, symbolic=(5, 6), expected=grown)
+    yield case("image.dilation2d_nhwc", x.transpose(0, 2, 3, 1), filters.transpose(1, 2, 0),
+               **options, symbolic=(5, 6), expected=grown.transpose(0, 2, 3, 1))  # fmt: skip
 
 
 def iou(a: Array, b: Array) -> float:
@@ -269,36 +269,41 @@ def suppression() -> Iterator[Case]:
             valid = moved[b, : counted[b]]
             order = np.argsort(-valid[:, 1], kind="stable")
             order = order[:top] if top > 0 else order
-            found = greedy(valid[order, 2:], valid[order, 1], 0.3, most if most > 0 else 99,
+            result = greedy(valid[order, 2:], valid[order, 1], 0.3, most if most > 0 else 99,
                            None if force else valid[order, 0])  # fmt: skip
-            number[b] = len(found)
-            chosen[b, : len(found)] = places[b, order[found]]
-            rows[b, : len(found)] = valid[order[found]]
-            gaps[b, found] = valid[order[found]]
-        how = {"max_output_size": most, "iou_threshold": 0.3, "force_suppress": force, "top_k": top}
+            number[b] = len(result)
+            chosen[b, : len(result)] = places[b, order[result]]
+            rows[b, : len(result)] = valid[order[result]]
+            gaps[b, result] = valid[order[result]]
+        options = {
+            "max_output_size": most,
+            "iou_threshold": 0.3,
+            "force_suppress": force,
+            "top_k": top,
+        }
         inputs = moved, counted, places
-        yield case("vision.non_max_suppression", *inputs, **how, expected=(chosen, number))
+        yield case("vision.non_max_suppression", *inputs, **options, expected=(chosen, number))
         yield case(
             "vision.non_max_suppression",
             *inputs,
-            **how,
+            **options,
             return_indices=False,
             invalid_to_bottom=True,
             expected=rows,
         )
         yield case(
-            "vision.non_max_suppression", *inputs, **how, return_indices=False, expected=gaps
+            "vision.non_max_suppression", *inputs, **options, return_indices=False, expected=gaps
         )
     boxes, scores = random_boxes(2, 7), np.abs(normal(2, 3, 7))
     rows, pairs = [], []
     for b in range(2):
-        mine = []
+        actual = []
         for c in range(3):
             able = np.flatnonzero(scores[b, c] > 0.2)
-            found = able[greedy(boxes[b, able], scores[b, c, able], 0.4, 4)]
-            rows += [(b, c, n) for n in found]
-            mine += [(float(scores[b, c, n]), c, n) for n in found]
-        pairs.append(mine)
+            result = able[greedy(boxes[b, able], scores[b, c, able], 0.4, 4)]
+            rows += [(b, c, n) for n in result]
+            actual += [(float(scores[b, c, n]), c, n) for n in result]
+        pairs.append(actual)
     padded_rows = np.zeros((42, 3), "int64")
     padded_rows[: len(rows)] = rows
     limits = {"max_output_boxes_per_class": 4, "iou_threshold": 0.4, "score_threshold": 0.2}
@@ -311,9 +316,9 @@ def suppression() -> Iterator[Case]:
         np.zeros((2, 21), "float32"),
         np.zeros(2, "int64"),
     )
-    for b, mine in enumerate(pairs):
-        many[b] = len(mine)
-        for n, (score, c, box) in enumerate(mine):
+    for b, actual in enumerate(pairs):
+        many[b] = len(actual)
+        for n, (score, c, box) in enumerate(actual):
             places_of[b, n], score_of[b, n] = (c, box), score
     yield case(
         "vision.all_class_non_max_suppression",
@@ -375,10 +380,10 @@ def anchors() -> Iterator[Case]:
     )
     kept = np.full_like(rows, -1)
     for b in range(2):
-        mine = rows[b, : valid[b]]
-        order = np.argsort(-mine[:, 1], kind="stable")
-        found = greedy(mine[order, 2:], mine[order, 1], 0.4, 99, mine[order, 0])
-        kept[b, found] = mine[order[found]]
+        actual = rows[b, : valid[b]]
+        order = np.argsort(-actual[:, 1], kind="stable")
+        result = greedy(actual[order, 2:], actual[order, 1], 0.4, 99, actual[order, 0])
+        kept[b, result] = actual[order[result]]
     yield case(
         "vision.multibox_detection",
         *inputs,
@@ -415,8 +420,8 @@ def proposal_case(width: int, least: int, scale: float) -> Case:
         boxes.append(box + np.array([-1, -1, 1, 1]) * small * least_side / 2)
         marks.append(-1.0 if small or x >= width // 16 else score[0, 2 + k, y, x])
     extents = np.add(boxes, (0, 0, 1, 1))
-    found = greedy(extents, np.array(marks), 0.5, 6)
-    rows = np.array([[0, *boxes[found[n % len(found)]]] for n in range(6)], "float32")
+    result = greedy(extents, np.array(marks), 0.5, 6)
+    rows = np.array([[0, *boxes[result[n % len(result)]]] for n in range(6)], "float32")
     return case(
         "vision.proposal",
         score,
@@ -472,17 +477,17 @@ def regions() -> Iterator[Case]:
                 )
                 values.append(float(one[0]) if inside else 0.0)
             expected[r, c, i, j] = np.mean(values) if mode == "avg" else np.max(values)
-        how = {
+        options = {
             "pooled_size": (2, 3),
             "spatial_scale": 0.5,
             "mode": mode,
             "sample_ratio": ratio,
             "aligned": aligned,
         }
-        found = expected.astype("float32")
-        yield case("vision.roi_align_nchw", x, rois, **how, symbolic=(8, 9), expected=found)
-        yield case("vision.roi_align_nhwc", x.transpose(0, 2, 3, 1), rois, **how, symbolic=False,
-                   expected=found.transpose(0, 2, 3, 1))  # fmt: skip
+        actual = expected.astype("float32")
+        yield case("vision.roi_align_nchw", x, rois, **options, symbolic=(8, 9), expected=actual)
+        yield case("vision.roi_align_nhwc", x.transpose(0, 2, 3, 1), rois, **options,
+                   symbolic=False, expected=actual.transpose(0, 2, 3, 1))  # fmt: skip
     pooled = np.zeros((3, 3, 2, 2), "float32")
     for r, i, j in np.ndindex(3, 2, 2):
         image = int(rois[r, 0])
@@ -502,10 +507,12 @@ def regions() -> Iterator[Case]:
         expected=pooled,
     )
     image = normal(1, 4, 4, 6)
-    flat, found = image.ravel(), np.zeros(96, "float32")
+    flat, actual = image.ravel(), np.zeros(96, "float32")
     for n, (k, j, i) in enumerate(np.ndindex(4, 4, 6)):
-        found[n] = flat[i * 2 + k % 2 + 12 * (j * 2 + k // 2)]
-    yield case("vision.reorg", image, stride=2, symbolic=False, expected=found.reshape(1, 16, 2, 3))
+        actual[n] = flat[i * 2 + k % 2 + 12 * (j * 2 + k // 2)]
+    yield case(
+        "vision.reorg", image, stride=2, symbolic=False, expected=actual.reshape(1, 16, 2, 3)
+    )
 
 
 CASES: dict[str, list[Case]] = {

@@ -38,8 +38,10 @@ def elementwise() -> Iterator[Case]:
     for name, function in functions.items():
         for shape in SHAPES if name in ("exp", "abs", "trunc") else ((3, 33),):
             x = normal(*shape)
-            found = np.asarray(function(x))
-            yield case(name, x, expected=found if found.dtype == bool else found.astype("float32"))
+            result = np.asarray(function(x))
+            yield case(
+                name, x, expected=result if result.dtype == bool else result.astype("float32")
+            )
     for name in ("isnan", "isinf", "isfinite", "sign", "floor", "trunc", "abs", "tanh"):
         yield case(name, SPECIAL, expected=np.asarray(functions[name](SPECIAL)))
     for name in ("log", "sqrt"):
@@ -186,8 +188,8 @@ def reductions() -> Iterator[Case]:
             x = normal(3, 4, 17)
             if name in ("all", "any"):
                 x = np.asarray(x > -1.5)
-            found = getattr(np, name)(x, axis=axis, keepdims=keep)
-            yield case(name, x, axis=axis, keepdims=keep, expected=found)
+            result = getattr(np, name)(x, axis=axis, keepdims=keep)
+            yield case(name, x, axis=axis, keepdims=keep, expected=result)
     for axis in (0, 1, None):
         x = integers(0, 5, 6, 17, dtype="float32")
         yield case("argmax", x, axis=axis, expected=np.asarray(x.argmax(axis), "int32"))
@@ -299,10 +301,10 @@ def test_values_near_zero_keep_their_precision() -> None:
     """Relative, not absolute, error: what cancels in the textbook formulas."""
     x = np.array([1e-20, -1e-10, 1e-5], "float64")
     for name in ("sinh", "asinh", "atanh", "atan", "asin", "log1p", "tan"):
-        found = np.empty_like(x)
-        BACKENDS["llvm"]([case(name, x, expected=found, symbolic=False)])[0](x, found)
+        actual = np.empty_like(x)
+        BACKENDS["llvm"]([case(name, x, expected=actual, symbolic=False)])[0](x, actual)
         expected = getattr(np, name if name == "log1p" else inverse(name))(x)
-        np.testing.assert_allclose(found, expected, rtol=4e-16)
+        np.testing.assert_allclose(actual, expected, rtol=4e-16)
 
 
 def test_a_wrong_result_is_named() -> None:

@@ -20,9 +20,9 @@ def transforms() -> Iterator[Case]:
     for axes in (None, (1, 0, 2), (-1, 0, 1)):
         yield case("transpose", x, axes=axes, expected=lambda x, a=axes: x.transpose(a))
     for shape in ((4, 6), (-1,), (0, 12), (2, 3, 4, 1)):
-        wanted = [d or x.shape[n] for n, d in enumerate(shape)]
+        expected = [d or x.shape[n] for n, d in enumerate(shape)]
         yield case(
-            "reshape", x, newshape=shape, symbolic=shape == (-1,), expected=x.reshape(wanted)
+            "reshape", x, newshape=shape, symbolic=shape == (-1,), expected=x.reshape(expected)
         )
     yield case("reshape", normal(0, 3), newshape=(-1,), expected=lambda x: x.reshape(-1))
     for axis in (0, 1, -1):
@@ -133,7 +133,7 @@ def slices() -> Iterator[Case]:
         (((1, 1), (3,), (1,)), np.s_[1:3, 1:]),
         (((2,), (-9, -9), (-1, -1)), np.s_[2::-1, ::-1]),
     ):
-        few = [np.array(each, "int32") for each in bounds]
+        few = [np.array(bound, "int32") for bound in bounds]
         value, expected = normal(*x[cut].shape), x.copy()
         expected[cut] = value
         yield case("strided_set", x, value, *few, symbolic=False, expected=expected)
@@ -185,8 +185,8 @@ def indexing() -> Iterator[Case]:
         expected=np.stack([x[n][:, batched[n]] for n in range(5)]),
     )
     for axis in (0, 2):
-        found = integers(-3, 3, 5, 3, 4)
-        yield case("gather", x, found, build=lambda x, i, a=axis: topi.gather(x, a, i),
+        result = integers(-3, 3, 5, 3, 4)
+        yield case("gather", x, result, build=lambda x, i, a=axis: topi.gather(x, a, i),
                    expected=lambda x, i, a=axis: np.take_along_axis(x, i, a))  # fmt: skip
     pairs = integers(-3, 3, 2, 6)
     yield case("gather_nd", x, pairs, symbolic=False, expected=lambda x, i: x[i[0], i[1]])
@@ -298,34 +298,34 @@ def ordering() -> Iterator[Case]:
         for k in (1, 2, 5, 10, 11):
             values = np.take_along_axis(x, order[:, :k], 1)
             yield case("topk", x, k=k, is_ascend=ascending, expected=(values, order[:, :k]))
-    row, wanted = np.sort(np.round(normal(9) * 2)), np.round(normal(4, 3) * 2)
+    row, expected = np.sort(np.round(normal(9) * 2)), np.round(normal(4, 3) * 2)
     for right in (False, True):
         side = "right" if right else "left"
         yield case(
             "searchsorted",
             row,
-            wanted,
+            expected,
             right=right,
             expected=lambda r, w, s=side: r.searchsorted(w, s),
         )
         rows = np.sort(np.round(normal(4, 9) * 2), 1)
-        each = np.stack([r.searchsorted(w, side) for r, w in zip(rows, wanted, strict=True)])
+        item = np.stack([r.searchsorted(w, side) for r, w in zip(rows, expected, strict=True)])
         yield case(
             "searchsorted",
             rows,
-            wanted,
+            expected,
             right=right,
             out_dtype="int32",
-            expected=each.astype("int32"),
+            expected=item.astype("int32"),
         )
-    yield case("searchsorted", np.zeros(0, "float32"), wanted, expected=np.zeros((4, 3), "int64"))
+    yield case("searchsorted", np.zeros(0, "float32"), expected, expected=np.zeros((4, 3), "int64"))
 
 
 def padded(values: Array, size: int, fill: int = 0) -> Array:
     """Values followed by filling."""
-    found = np.full((size, *values.shape[1:]), fill, values.dtype)
-    found[: len(values)] = values
-    return found
+    result = np.full((size, *values.shape[1:]), fill, values.dtype)
+    result[: len(values)] = values
+    return result
 
 
 def bounded() -> Iterator[Case]:
@@ -490,9 +490,9 @@ def test_movement_operators_refuse_invalid_arguments() -> None:
 @pytest.mark.parametrize("join", [topi.concatenate, topi.stack])
 def test_what_joins_a_thousand_is_not_as_deep(join: Callable[..., te.Tensor]) -> None:
     """Code generators go down into an expression: of 400 tensors they met Python's limit."""
-    made = join([te.placeholder((2, 3), name=f"x{n}") for n in range(1000)], 1).op
-    assert isinstance(made, te.ComputeOp)
+    result = join([te.placeholder((2, 3), name=f"x{n}") for n in range(1000)], 1).op
+    assert isinstance(result, te.ComputeOp)
     depth: dict[int, int] = {}
-    for each in post_order(*made.body):
-        depth[id(each)] = 1 + max((depth[id(e)] for e in children(each)), default=0)
+    for item in post_order(*result.body):
+        depth[id(item)] = 1 + max((depth[id(e)] for e in children(item)), default=0)
     assert max(depth.values()) < 40

@@ -35,13 +35,13 @@ def convolution(
     )
     windows = windows[(slice(None), slice(None), *take[0], *take[1])]
     per_in, per_out = w.shape[1], w.shape[0] // groups
-    found = []
+    result = []
     for g in range(groups):
         part = windows[:, g * per_in : (g + 1) * per_in]
         own = w[g * per_out : (g + 1) * per_out]
         axes = (1, *range(2 + rank, 2 + 2 * rank)), tuple(range(1, 2 + rank))
-        found.append(np.moveaxis(np.tensordot(part, own, axes), -1, 1))
-    return np.concatenate(found, 1)
+        result.append(np.moveaxis(np.tensordot(part, own, axes), -1, 1))
+    return np.concatenate(result, 1)
 
 
 def transposed(
@@ -81,19 +81,19 @@ def convolutions() -> Iterator[Case]:
         sides = {0: [(0, 0)] * 2, 1: [(1, 1)] * 2}.get(padding, [(0, 2), (1, 0)])  # type: ignore[call-overload]
         both = (stride,) * 2 if isinstance(stride, int) else stride
         steps = (dilation,) * 2 if isinstance(dilation, int) else dilation
-        found = convolution(x, w, both, sides, steps)
-        how = {"stride": stride, "padding": padding, "dilation": dilation}
-        yield case("nn.conv2d_nchw", x, w, **how, symbolic=(6, 7), expected=found)
+        result = convolution(x, w, both, sides, steps)
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        yield case("nn.conv2d_nchw", x, w, **options, symbolic=(6, 7), expected=result)
         yield case(
             "nn.conv2d_nhwc",
             x.transpose(0, 2, 3, 1),
             w.transpose(2, 3, 1, 0),
-            **how,
+            **options,
             symbolic=(6, 7),
-            expected=found.transpose(0, 2, 3, 1),
+            expected=result.transpose(0, 2, 3, 1),
         )
-        yield case("nn.conv2d_hwcn", x.transpose(2, 3, 1, 0), w.transpose(2, 3, 1, 0), **how,
-                   symbolic=False, expected=found.transpose(2, 3, 1, 0))  # fmt: skip
+        yield case("nn.conv2d_hwcn", x.transpose(2, 3, 1, 0), w.transpose(2, 3, 1, 0), **options,
+                   symbolic=False, expected=result.transpose(2, 3, 1, 0))  # fmt: skip
     plain = convolution(x, w, (1, 1), [(1, 1), (1, 0)], (1, 1))
     yield case(
         "nn.conv2d", x, w, strides=1, padding="SAME", dilation=1, symbolic=(6, 7), expected=plain
@@ -110,9 +110,9 @@ def convolutions() -> Iterator[Case]:
         expected=convolution(x.astype("float64"), w, (1, 1), [(0, 0)] * 2, (1, 1)),
     )
     grouped = normal(6, 2, 3, 3)
-    found = convolution(x, grouped, (1, 1), [(1, 1)] * 2, (1, 1), 2)
+    result = convolution(x, grouped, (1, 1), [(1, 1)] * 2, (1, 1), 2)
     yield case("nn.group_conv2d_nchw", x, grouped, stride=1, padding=1, dilation=1, groups=2,
-               symbolic=(7,), expected=found)  # fmt: skip
+               symbolic=(7,), expected=result)  # fmt: skip
     yield case(
         "nn.group_conv2d_nhwc",
         x.transpose(0, 2, 3, 1),
@@ -122,30 +122,35 @@ def convolutions() -> Iterator[Case]:
         dilation=1,
         groups=2,
         symbolic=(7,),
-        expected=found.transpose(0, 2, 3, 1),
+        expected=result.transpose(0, 2, 3, 1),
     )
     for multiplier in (1, 2):
         own = normal(4, multiplier, 3, 3)
-        found = convolution(
+        result = convolution(
             x, own.reshape(4 * multiplier, 1, 3, 3), (2, 2), [(1, 1)] * 2, (1, 1), 4
         )
-        how = {"stride": 2, "padding": 1, "dilation": 1}
-        yield case("nn.depthwise_conv2d_nchw", x, own, **how, symbolic=(6, 7), expected=found)
+        options = {"stride": 2, "padding": 1, "dilation": 1}
+        yield case("nn.depthwise_conv2d_nchw", x, own, **options, symbolic=(6, 7), expected=result)
         yield case(
             "nn.depthwise_conv2d_nhwc",
             x.transpose(0, 2, 3, 1),
             own.transpose(2, 3, 0, 1),
-            **how,
+            **options,
             symbolic=(6, 7),
-            expected=found.transpose(0, 2, 3, 1),
+            expected=result.transpose(0, 2, 3, 1),
         )
     line, taps, half = normal(2, 4, 9), normal(6, 4, 3), normal(6, 2, 3)
     for name, weight, groups in (("nn.conv1d", taps, 1), ("nn.group_conv1d", half, 2)):
-        found = convolution(line, weight, (2,), [(1, 1)], (2,), groups)
-        how = {"strides": 2, "padding": 1, "dilation": 2, **({"groups": 2} if groups == 2 else {})}
-        yield case(f"{name}_ncw", line, weight, **how, symbolic=(9,), expected=found)
-        yield case(f"{name}_nwc", line.transpose(0, 2, 1), weight.transpose(2, 1, 0), **how,
-                   symbolic=(9,), expected=found.transpose(0, 2, 1))  # fmt: skip
+        result = convolution(line, weight, (2,), [(1, 1)], (2,), groups)
+        options = {
+            "strides": 2,
+            "padding": 1,
+            "dilation": 2,
+            **({"groups": 2} if groups == 2 else {}),
+        }
+        yield case(f"{name}_ncw", line, weight, **options, symbolic=(9,), expected=result)
+        yield case(f"{name}_nwc", line.transpose(0, 2, 1), weight.transpose(2, 1, 0), **options,
+                   symbolic=(9,), expected=result.transpose(0, 2, 1))  # fmt: skip
     yield case(
         "nn.conv1d",
         line,
@@ -155,16 +160,16 @@ def convolutions() -> Iterator[Case]:
         expected=convolution(line, half, (1,), [(0, 0)], (1,), 2),
     )
     volume, cube = normal(1, 4, 5, 4, 6), normal(2, 2, 2, 3, 3)
-    found = convolution(volume, cube, (1, 2, 1), [(1, 1), (0, 0), (1, 1)], (1, 1, 1), 2)
-    how = {"stride": (1, 2, 1), "padding": (1, 0, 1), "dilation": 1, "groups": 2}
-    yield case("nn.conv3d_ncdhw", volume, cube, **how, symbolic=(5, 6), expected=found)
+    result = convolution(volume, cube, (1, 2, 1), [(1, 1), (0, 0), (1, 1)], (1, 1, 1), 2)
+    options = {"stride": (1, 2, 1), "padding": (1, 0, 1), "dilation": 1, "groups": 2}
+    yield case("nn.conv3d_ncdhw", volume, cube, **options, symbolic=(5, 6), expected=result)
     yield case(
         "nn.conv3d_ndhwc",
         volume.transpose(0, 2, 3, 4, 1),
         cube.transpose(2, 3, 4, 1, 0),
-        **how,
+        **options,
         symbolic=(5, 6),
-        expected=found.transpose(0, 2, 3, 4, 1),
+        expected=result.transpose(0, 2, 3, 4, 1),
     )
     yield case(
         "nn.conv",
@@ -175,7 +180,7 @@ def convolutions() -> Iterator[Case]:
         groups=2,
         data_layout="NCDHW",
         symbolic=False,
-        expected=found,
+        expected=result,
     )
 
 
@@ -187,26 +192,26 @@ def transposed_convolutions() -> Iterator[Case]:
     ):
         x, w, half = normal(*shape), normal(4, 3, *kernel), normal(4, 2, *kernel)
         around = tuple(a for a, _ in padding) + tuple(b for _, b in padding)
-        how = {"padding": around, "out_dtype": "float32", "output_padding": extra}
-        yield case("nn.conv2d_transpose_nchw", x, w, strides=stride, **how, symbolic=(5, 6),
+        options = {"padding": around, "out_dtype": "float32", "output_padding": extra}
+        yield case("nn.conv2d_transpose_nchw", x, w, strides=stride, **options, symbolic=(5, 6),
                    expected=transposed(x, w, stride, padding, extra))  # fmt: skip
-        found = transposed(x, half, stride, padding, extra, 2)
-        yield case("nn.group_conv2d_transpose_nchw", x, half, stride=stride, groups=2, **how,
-                   symbolic=(5, 6), expected=found)  # fmt: skip
+        result = transposed(x, half, stride, padding, extra, 2)
+        yield case("nn.group_conv2d_transpose_nchw", x, half, stride=stride, groups=2, **options,
+                   symbolic=(5, 6), expected=result)  # fmt: skip
         yield case("nn.conv_transpose", x, half, stride=stride, groups=2, padding=around,
-                   output_padding=extra, symbolic=False, expected=found)  # fmt: skip
+                   output_padding=extra, symbolic=False, expected=result)  # fmt: skip
     line, taps = normal(2, 4, 5), normal(4, 3, 4)
-    how = {"padding": (1, 2), "out_dtype": "float32", "output_padding": 0, "stride": 3}
-    yield case("nn.conv1d_transpose_ncw", line, taps, **how, symbolic=(5,),
+    options = {"padding": (1, 2), "out_dtype": "float32", "output_padding": 0, "stride": 3}
+    yield case("nn.conv1d_transpose_ncw", line, taps, **options, symbolic=(5,),
                expected=transposed(line, taps, (3,), [(1, 2)], (0,)))  # fmt: skip
-    yield case("nn.group_conv1d_transpose_ncw", line, taps, groups=2, **how, symbolic=(5,),
+    yield case("nn.group_conv1d_transpose_ncw", line, taps, groups=2, **options, symbolic=(5,),
                expected=transposed(line, taps, (3,), [(1, 2)], (0,), 2))  # fmt: skip
     volume, cube = normal(1, 2, 3, 2, 3), normal(2, 2, 2, 3, 2)
-    how = {"padding": 1, "out_dtype": "float32", "output_padding": 0, "strides": 2}
+    options = {"padding": 1, "out_dtype": "float32", "output_padding": 0, "strides": 2}
     sides = [(1, 1)] * 3
-    yield case("nn.conv3d_transpose_ncdhw", volume, cube, **how, symbolic=False,
+    yield case("nn.conv3d_transpose_ncdhw", volume, cube, **options, symbolic=False,
                expected=transposed(volume, cube, (2,) * 3, sides, (0,) * 3))  # fmt: skip
-    yield case("nn.group_conv3d_transpose_ncdhw", volume, cube, groups=2, **how, symbolic=False,
+    yield case("nn.group_conv3d_transpose_ncdhw", volume, cube, groups=2, **options, symbolic=False,
                expected=transposed(volume, cube, (2,) * 3, sides, (0,) * 3, 2))  # fmt: skip
 
 
@@ -214,27 +219,33 @@ def deformable() -> Iterator[Case]:
     """Sampling between pixels."""
     x, w = normal(1, 4, 6, 5), normal(3, 2, 3, 3)
     still = np.zeros((1, 36, 6, 5), "float32")
-    how = {"strides": 1, "padding": 1, "dilation": 1, "deformable_groups": 2, "groups": 2,
+    options = {"strides": 1, "padding": 1, "dilation": 1, "deformable_groups": 2, "groups": 2,
            "border": "zeros"}  # fmt: skip
     moved = still.copy()
     moved[:, 0::2], moved[:, 1::2] = 1.0, 0.5  # one row down, half a column right
     padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))
     shifted = (padded[:, :, 1:, :-1] + padded[:, :, 1:, 1:]) / 2
-    for offset, wanted in (
+    for offset, expected in (
         (still, _grouped_four(x, w, True)),
         (moved, _grouped_four(shifted[:, :, :8, :7], w, False)),
     ):
         four = np.concatenate([w, w[:1]])
         yield case(
-            "nn.deformable_conv2d_nchw", x, offset, four, **how, symbolic=False, expected=wanted
+            "nn.deformable_conv2d_nchw",
+            x,
+            offset,
+            four,
+            **options,
+            symbolic=False,
+            expected=expected,
         )
         yield case(
             "nn.deformable_conv2d_nhwc",
             *(t.transpose(0, 2, 3, 1) for t in (x, offset)),
             four.transpose(2, 3, 1, 0),
-            **how,
+            **options,
             symbolic=False,
-            expected=wanted.transpose(0, 2, 3, 1),
+            expected=expected.transpose(0, 2, 3, 1),
         )
     a, b = normal(1, 3, 6, 6), normal(1, 3, 6, 6)
     for multiply in (True, False):
@@ -295,7 +306,7 @@ def pools() -> Iterator[Case]:
         kernel, stride, pads = (3, 2, 3)[:rank], (2, 1, 2)[:rank], [(1, 1), (0, 1), (1, 0)][:rank]
         around = tuple(a for a, _ in pads) + tuple(b for _, b in pads)
         for kind, counted in (("max", True), ("avg", True), ("avg", False)):
-            found = pooled(x, kernel, stride, pads, kind, counted)
+            result = pooled(x, kernel, stride, pads, kind, counted)
             yield case(
                 f"nn.pool{rank}d",
                 x,
@@ -306,7 +317,7 @@ def pools() -> Iterator[Case]:
                 pool_type=kind,
                 count_include_pad=counted,
                 symbolic=shape[2:],
-                expected=found,
+                expected=result,
             )
     x = normal(2, 3, 7, 6)
     last = x.transpose(0, 2, 3, 1)
@@ -340,15 +351,20 @@ def pools() -> Iterator[Case]:
             ("adaptive_pool", x, (3, 4)),
             ("adaptive_pool3d", normal(1, 2, 5, 4, 6), (2, 3, 4)),
         ):
-            found = data
+            result = data
             for axis, extent in enumerate(size, 2):
                 n = data.shape[axis]
                 parts = [(i * n // extent, -(-(i + 1) * n // extent)) for i in range(extent)]
-                found = np.stack(
-                    [function(found.take(range(a, b), axis), axis) for a, b in parts], axis
+                result = np.stack(
+                    [function(result.take(range(a, b), axis), axis) for a, b in parts], axis
                 )
             yield case(
-                f"nn.{name}", data, output_size=size, pool_type=kind, symbolic=False, expected=found
+                f"nn.{name}",
+                data,
+                output_size=size,
+                pool_type=kind,
+                symbolic=False,
+                expected=result,
             )
     data = normal(1, 2, 6, 5)
     for kind in ("max", "avg"):
@@ -368,16 +384,16 @@ def pools() -> Iterator[Case]:
 
 def _pool_grad(grads: Array, data: Array, kind: str) -> Array:
     """Windows of 3 x 2, strides 2 x 1, a row of padding on either side."""
-    found = np.zeros((1, 2, 8, 5))
+    result = np.zeros((1, 2, 8, 5))
     padded = np.pad(data, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=-np.inf)
     for c, y, x in np.ndindex(*grads.shape[1:]):
         window = padded[0, c, 2 * y : 2 * y + 3, x : x + 2]
         if kind == "max":
             i, j = np.unravel_index(window.argmax(), window.shape)
-            found[0, c, 2 * y + i, x + j] += grads[0, c, y, x]
+            result[0, c, 2 * y + i, x + j] += grads[0, c, y, x]
         else:
-            found[0, c, 2 * y : 2 * y + 3, x : x + 2] += grads[0, c, y, x] / 6
-    return found[:, :, 1:-1].astype("float32")
+            result[0, c, 2 * y : 2 * y + 3, x : x + 2] += grads[0, c, y, x] / 6
+    return result[:, :, 1:-1].astype("float32")
 
 
 def standard(x: Array, axes: Sequence[int]) -> Array:
@@ -480,15 +496,15 @@ def products() -> Iterator[Case]:
     yield case("nn.matmul", normal(2, 3, 7), normal(7, 5), expected=np.matmul)
     for ta, tb in itertools.product((False, True), repeat=2):
         a, m = normal(7, 3) if ta else x, normal(5, 7) if tb else normal(7, 5)
-        wanted = (a.T if ta else a) @ (m.T if tb else m)
-        yield case("nn.matmul", a, m, b, transpose_a=ta, transpose_b=tb, expected=wanted + b)
+        expected = (a.T if ta else a) @ (m.T if tb else m)
+        yield case("nn.matmul", a, m, b, transpose_a=ta, transpose_b=tb, expected=expected + b)
         batch = np.stack([a, -a]), np.stack([m, m])
         yield case(
             "nn.batch_matmul",
             *batch,
             transpose_a=ta,
             transpose_b=tb,
-            expected=np.stack([wanted, -wanted]),
+            expected=np.stack([expected, -expected]),
         )
     yield case(
         "nn.batch_matmul",
@@ -544,16 +560,21 @@ def spaces() -> Iterator[Case]:
     image = normal(2, 4, 6, 3)
     cut = np.pad(image, ((0, 0), (0, 0), (1, 2), (0, 0)))
     batches = cut.reshape(2, 2, 2, 3, 3, 3).transpose(2, 4, 0, 1, 3, 5).reshape(12, 2, 3, 3)
-    how = {"block_shape": (2, 3), "symbolic": False}
+    options = {"block_shape": (2, 3), "symbolic": False}
     yield case(
-        "nn.space_to_batch_nd", image, pad_before=(0, 1), pad_after=(0, 2), **how, expected=batches
+        "nn.space_to_batch_nd",
+        image,
+        pad_before=(0, 1),
+        pad_after=(0, 2),
+        **options,
+        expected=batches,
     )
     yield case(
         "nn.batch_to_space_nd",
         batches,
         crop_begin_list=(0, 1),
         crop_end_list=(0, 2),
-        **how,
+        **options,
         expected=image,
     )
     yield case("nn.flatten", x, expected=lambda x: x.reshape(2, 12))
@@ -597,11 +618,11 @@ def losses() -> Iterator[Case]:
     """Losses and a recurrent cell."""
     x, at, w = normal(4, 5, 3), integers(0, 5, 4, 3, dtype="int32"), np.abs(normal(5))
     weight = np.where(at == 2, 0, w[at])
-    each = -np.take_along_axis(x, at[:, None].astype("int64"), 1)[:, 0] * weight
-    for reduction, wanted in (
-        ("none", each),
-        ("sum", each.sum()),
-        ("mean", each.sum() / weight.sum()),
+    item = -np.take_along_axis(x, at[:, None].astype("int64"), 1)[:, 0] * weight
+    for reduction, expected in (
+        ("none", item),
+        ("sum", item.sum()),
+        ("mean", item.sum() / weight.sum()),
     ):
         yield case(
             "nn.nll_loss",
@@ -610,7 +631,7 @@ def losses() -> Iterator[Case]:
             w,
             reduction=reduction,
             ignore_index=2,
-            expected=wanted.astype("float32"),
+            expected=expected.astype("float32"),
         )
     p, y = np.abs(normal(4, 5)) + 0.1, normal(4, 5)
     yield case("nn.cross_entropy", p, y, expected=np.float32(-(np.log(p) * y).sum() / 4))
@@ -618,7 +639,7 @@ def losses() -> Iterator[Case]:
     for reverse, order in ((False, "IFGO"), (True, "OIGF")):
         xs, wi, wh, bias = normal(4, 2, 3), normal(20, 3), normal(20, 5), normal(20)
         start = normal(2, 5), normal(2, 5)
-        wanted = _lstm(xs[::-1] if reverse else xs, wi, wh, bias, start, order)
+        expected = _lstm(xs[::-1] if reverse else xs, wi, wh, bias, start, order)
         yield case(
             "nn.lstm",
             xs,
@@ -627,7 +648,7 @@ def losses() -> Iterator[Case]:
             bias,
             *start,
             symbolic=(4,),
-            expected=wanted,
+            expected=expected,
             tolerance=1e-4,
             build=lambda x, i, h, b, h0, c0, r=reverse, o=order: topi.nn.lstm(
                 x, i, h, b, None, h0, c0, reverse=r, weight_layout=o

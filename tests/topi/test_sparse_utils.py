@@ -17,11 +17,11 @@ def test_a_random_matrix_has_so_many_blocks(
     shape: tuple[int, int], block: tuple[int, int], density: float
 ) -> None:
     pytest.importorskip("scipy")
-    made = random_bsr_matrix(*shape, *block, density, "float32")
-    dense, all_blocks = np.asarray(made.todense()), shape[0] * shape[1] // (block[0] * block[1])
-    assert dense.shape == shape and made.data.dtype == np.float32
-    assert len(made.data) == min(int(int(density * dense.size) / np.prod(block)) + 1, all_blocks)
-    assert np.count_nonzero(dense) == made.data.size
+    result = random_bsr_matrix(*shape, *block, density, "float32")
+    dense, all_blocks = np.asarray(result.todense()), shape[0] * shape[1] // (block[0] * block[1])
+    assert dense.shape == shape and result.data.dtype == np.float32
+    assert len(result.data) == min(int(int(density * dense.size) / np.prod(block)) + 1, all_blocks)
+    assert np.count_nonzero(dense) == result.data.size
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:

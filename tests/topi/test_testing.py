@@ -28,8 +28,8 @@ def test_reference_convolution_matches_sum(padding: object, around: tuple[int, .
     top, left, bottom, right = around
     wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (2, 3))[:, :, ::2, ::1]
-    wanted = np.einsum("nchwij,ocij->nohw", windows, w)
-    for found in (
+    expected = np.einsum("nchwij,ocij->nohw", windows, w)
+    for actual in (
         testing.conv2d_nchw_python(x, w, (2, 1), padding),
         testing.conv2d_nhwc_python(
             x.transpose(0, 2, 3, 1), w.transpose(2, 3, 1, 0), (2, 1), padding
@@ -38,7 +38,7 @@ def test_reference_convolution_matches_sum(padding: object, around: tuple[int, .
             x.transpose(2, 3, 1, 0), w.transpose(2, 3, 1, 0), (2, 1), padding
         ).transpose(3, 2, 0, 1),
     ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_reference_matmuls_and_norms_match_numpy() -> None:
@@ -49,8 +49,8 @@ def test_reference_matmuls_and_norms_match_numpy() -> None:
     soft = testing.softmax_python(x)
     np.testing.assert_allclose(soft.sum(1), np.ones((2, 4)), rtol=1e-6)
     np.testing.assert_allclose(testing.log_softmax_python(x), np.log(soft), atol=1e-5)
-    made = testing.layer_norm_python(x, np.ones(4, "float32"), np.zeros(4, "float32"), 2)
-    np.testing.assert_allclose(made.std(2), np.ones((2, 3)), rtol=1e-3)
+    result = testing.layer_norm_python(x, np.ones(4, "float32"), np.zeros(4, "float32"), 2)
+    np.testing.assert_allclose(result.std(2), np.ones((2, 3)), rtol=1e-3)
 
 
 def test_reference_pooling_and_movement_match_numpy() -> None:

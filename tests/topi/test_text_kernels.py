@@ -26,8 +26,8 @@ LETTERS = [*"ab, éßЖx ", "😀", "中"]
 
 def words(seed: int = 0, count: int = 40) -> Array:
     rng = np.random.default_rng(seed)
-    made = ["".join(rng.choice(LETTERS, rng.integers(0, 9))) for _ in range(count)]
-    return np.array([*made, "", " ", "a,,b", ",,", "a"], object)
+    result = ["".join(rng.choice(LETTERS, rng.integers(0, 9))) for _ in range(count)]
+    return np.array([*result, "", " ", "a,,b", ",,", "a"], object)
 
 
 WORDS = words()
@@ -43,33 +43,33 @@ def run(function: Callable[..., Expr], *arrays: Array) -> Array:
         for n, a in enumerate(arrays)
     ]
     module = ekiden.IRModule.from_expr(relay.Function(variables, function(*variables)))
-    wanted = np.asarray(Interpreter(module).evaluate("main", *arrays))
-    found = ekiden.compile(module)(*arrays).numpy()
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape
-    np.testing.assert_array_equal(found, wanted)
-    return found
+    expected = np.asarray(Interpreter(module).evaluate("main", *arrays))
+    actual = ekiden.compile(module)(*arrays).numpy()
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    np.testing.assert_array_equal(actual, expected)
+    return actual
 
 
 def test_strings_round_trip() -> None:
     for shape in ((45,), (9, 5), (3, 0), ()):
-        given = np.resize(WORDS, shape).astype(object)
-        found = decode_strings(encode_strings(given))
-        assert found.shape == given.shape and found.tolist() == given.tolist()
+        data = np.resize(WORDS, shape).astype(object)
+        result = decode_strings(encode_strings(data))
+        assert result.shape == data.shape and result.tolist() == data.tolist()
     with pytest.raises(TypeError, match="texts must be str, got int"):
         encode_strings([1, "a"])
 
 
 def test_string_concat_matches_python() -> None:
-    found = run(text.concat, encode_strings(WORDS), encode_strings(WORDS[::-1]))
-    assert decode_strings(found).tolist() == [
+    result = run(text.concat, encode_strings(WORDS), encode_strings(WORDS[::-1]))
+    assert decode_strings(result).tolist() == [
         a + b for a, b in zip(WORDS, WORDS[::-1], strict=True)
     ]
 
 
 def test_string_find_matches_python() -> None:
     keys = sort_strings(set(WORDS[::2]))
-    found = run(text.find, encode_strings(WORDS), encode_strings(keys))
-    assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
+    result = run(text.find, encode_strings(WORDS), encode_strings(keys))
+    assert result.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
 
 
 @share(4)
@@ -81,22 +81,22 @@ def test_string_split_matches_python(delimiter: str, maxsplit: int) -> None:
     parts = [w.split(delimiter or None, maxsplit) for w in WORDS]
     assert counts.tolist() == [len(p) for p in parts]
     slots = np.zeros(counts.max(), np.int64)
-    found = run(lambda x, s: text.split(x, s, delimiter, maxsplit), data, slots)
-    for row, wanted in zip(decode_strings(found), parts, strict=True):
-        assert row.tolist() == wanted + [""] * (len(slots) - len(wanted))
+    actual = run(lambda x, s: text.split(x, s, delimiter, maxsplit), data, slots)
+    for row, expected in zip(decode_strings(actual), parts, strict=True):
+        assert row.tolist() == expected + [""] * (len(slots) - len(expected))
 
 
 @pytest.mark.parametrize("pattern", ["a*", "[ab,]+", ".*é.*", "(ab|x )?.", "[^a😀]{2,5}", ""])
 def test_regex_match_matches_python(pattern: str) -> None:
-    found = run(text.match, encode_strings(WORDS), *compile_dfa(pattern))
-    assert found.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
+    result = run(text.match, encode_strings(WORDS), *compile_dfa(pattern))
+    assert result.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
 
 
 @pytest.mark.parametrize("upper", [False, True])
 def test_case(upper: bool) -> None:
-    given = np.array([*WORDS, "ﬃ ΐ Ǆ İ", "straße", "ÀÉÎ"], object)
-    found = decode_strings(run(text.change_case, encode_strings(given), *unicode_case_table(upper)))
-    assert found.tolist() == [w.upper() if upper else w.lower() for w in given]
+    data = np.array([*WORDS, "ﬃ ΐ Ǆ İ", "straße", "ÀÉÎ"], object)
+    result = decode_strings(run(text.change_case, encode_strings(data), *unicode_case_table(upper)))
+    assert result.tolist() == [w.upper() if upper else w.lower() for w in data]
 
 
 @pytest.mark.parametrize("upper", [False, True])

@@ -17,9 +17,9 @@ def first(x: Array, k: int, axis: int, ascending: bool) -> tuple[Array, Array]:
     rows = np.moveaxis(x, axis, -1)
     flat = rows.reshape(-1, rows.shape[-1])
     order = [sorted(range(len(r)), key=lambda i, r=r: key(r[i], ascending)) for r in flat]
-    found = np.array(order, "int64").reshape(rows.shape)[..., :k]
-    values = np.take_along_axis(rows, found, -1)
-    return np.moveaxis(values, -1, axis), np.moveaxis(found, -1, axis)
+    result = np.array(order, "int64").reshape(rows.shape)[..., :k]
+    values = np.take_along_axis(rows, result, -1)
+    return np.moveaxis(values, -1, axis), np.moveaxis(result, -1, axis)
 
 
 def key(value: object, ascending: bool) -> tuple[bool, object]:
@@ -45,16 +45,16 @@ def special() -> Array:
 
 def cases() -> list[Case]:
     """Rows shorter than a block, of whole blocks, and with a rest."""
-    found = [top(integers(0, 100, 2, 130, dtype=d), 5, ascending=d[0] == "u") for d in DTYPES]
-    found += [top(normal(2, n), k) for n, k in ((2, 1), (63, 1), (64, 4), (145, 17), (260, 40))]
-    found += [top(special(), 20, ascending=u) for u in (False, True)]
-    found += [top(normal(100, 3), 4, 0), top(normal(2, 70, 3), 2, 1, True), top(normal(0, 70), 2)]
+    result = [top(integers(0, 100, 2, 130, dtype=d), 5, ascending=d[0] == "u") for d in DTYPES]
+    result += [top(normal(2, n), k) for n, k in ((2, 1), (63, 1), (64, 4), (145, 17), (260, 40))]
+    result += [top(special(), 20, ascending=u) for u in (False, True)]
+    result += [top(normal(100, 3), 4, 0), top(normal(2, 70, 3), 2, 1, True), top(normal(0, 70), 2)]
     extreme = np.array([[-(2**63), 2**63 - 1, 0, 5] * 20], "int64")
-    found += [top(extreme, 30, ascending=u) for u in (False, True)]
-    found += [top(np.full((1, 90), 2**64 - 1, "uint64"), 3), top(np.ones((2, 99), "float32"), 7)]
+    result += [top(extreme, 30, ascending=u) for u in (False, True)]
+    result += [top(np.full((1, 90), 2**64 - 1, "uint64"), 3), top(np.ones((2, 99), "float32"), 7)]
     # in the worst order every element is among those kept
-    found.append(top(np.arange(200, dtype="float32")[None], 3))
-    return found
+    result.append(top(np.arange(200, dtype="float32")[None], 3))
+    return result
 
 
 CASES = cases()
@@ -89,8 +89,8 @@ def test_every_dtype_sorts(backend: str) -> None:
     ],
 )
 def test_few_are_selected_and_many_sorted(count: int, size: int, chosen: bool) -> None:
-    found = prefers_selection(const(count), const(size))
-    assert isinstance(found, IntImm) and bool(found.value) is chosen
+    result = prefers_selection(const(count), const(size))
+    assert isinstance(result, IntImm) and bool(result.value) is chosen
 
 
 def test_top_k_algorithm_is_chosen_at_run_time() -> None:

@@ -30,12 +30,12 @@ def task() -> Task:
 @pytest.fixture
 def opencl() -> Device:
     """The first OpenCL device."""
-    found = runtime.device("opencl", 0)
+    result = runtime.device("opencl", 0)
     try:
-        runtime.get_global_func("ek.device.open")(found)
+        runtime.get_global_func("ek.device.open")(result)
     except runtime.errors.DeviceError as error:
         pytest.skip(f"needs an OpenCL driver: apt-get install pocl-opencl-icd ({error})")
-    return found
+    return result
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from ekiden.tune.clusters import RayExecutor
 
 
 def quick(**fields: object) -> Measurer:
-    given: dict[str, object] = {"turns": 3, "race_seconds": 0.05, "runners": 2, "batch": 2}
-    return Measurer(**{**given, **fields})  # type: ignore[arg-type]
+    inputs: dict[str, object] = {"turns": 3, "race_seconds": 0.05, "runners": 2, "batch": 2}
+    return Measurer(**{**inputs, **fields})  # type: ignore[arg-type]
 
 
 def own_pid() -> int:
@@ -45,13 +45,13 @@ def test_a_pool_of_processes_is_an_executor(task: Task) -> None:
 
 def own_children() -> list[str]:
     """What the processes are that this one has started."""
-    found = []
+    result = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "stat").read_text().rpartition(")")[2].split()
             if int(words[1]) == os.getpid():
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-    return found
+                result.append((folder / "cmdline").read_text().replace("\0", " "))
+    return result
 
 
 def test_an_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> None:

@@ -43,37 +43,37 @@ def of_args(*shapes: list[int]) -> list[object]:
 
 def test_metaschedule_trace_is_replayed(tmp_path: Path) -> None:
     task = tune.te_task(of.matmul(1, 8, 32, 16), "llvm", name="product")
-    mine = of_args([1, 8, 16], [1, 16, 32], [1, 8, 32])
+    actual = of_args([1, 8, 16], [1, 16, 32], [1, 8, 32])
     other = [[["GetBlock", [], ["conv", "main"], ["b0"]]], []]
     unknown = [[["SampleFuture", [], [], ["v0"]]], []]
     lines = [
-        [0, [TRACE, [1e-5], {"kind": "llvm"}, mine]],
-        [0, [other, [1e-5], {"kind": "llvm"}, mine]],
-        [0, [unknown, [1e-5], {"kind": "llvm"}, mine]],
+        [0, [TRACE, [1e-5], {"kind": "llvm"}, actual]],
+        [0, [other, [1e-5], {"kind": "llvm"}, actual]],
+        [0, [unknown, [1e-5], {"kind": "llvm"}, actual]],
         [1, [TRACE, [1e-5], {"kind": "llvm"}, of_args([1, 4])]],
     ]
     text = "\n".join([*map(json.dumps, lines), '{"torn', "[" * 100_000])
     (tmp_path / "database_tuning_record.json").write_text(text)
-    found = tune.read_metaschedule(tmp_path, [task])
-    (candidate,) = found.candidates
-    assert [s.line for s in found.skipped] == [2, 3, 4, 5, 6]
+    result = tune.read_metaschedule(tmp_path, [task])
+    (candidate,) = result.candidates
+    assert [s.line for s in result.skipped] == [2, 3, 4, 5, 6]
     for why in (
         "'conv'",
         "the step SampleFuture has no meaning here",
         "of the arguments",
         "no such",
     ):
-        assert why in str(found)
+        assert why in str(result)
     assert task.space.refusal(candidate) == ""
-    made = task.source.lower(candidate, task.target)
-    assert "T.parallel" in made.script() and "T.vectorized" in made.script()
+    output = task.source.lower(candidate, task.target)
+    assert "T.parallel" in output.script() and "T.vectorized" in output.script()
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s, np.float32) for s in ((1, 8, 16), (1, 16, 32)))
     out = np.zeros((1, 8, 32), np.float32)
-    ekiden.build(made, name="main")["main"](a, b, out)
+    ekiden.build(output, name="main")["main"](a, b, out)
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
     measurer = Measurer(turns=3, race_seconds=0.05, jobs=1)
-    session = Session([task], measurer=measurer, search=Replay(found.candidates))
+    session = Session([task], measurer=measurer, search=Replay(result.candidates))
     session.run(4)
     (trial,) = session.records.query(kind="trial")
     assert trial.rule == "metaschedule" and trial.status in ("ok", "unsteady")
@@ -104,12 +104,12 @@ def test_autotvm_log_maps_to_a_template(tmp_path: Path) -> None:
         line("product", args, entity, error=4),
     ]
     path.write_text("\n".join(lines))
-    found = tune.read_autotvm(path, [task])
-    (candidate,) = found.candidates
+    result = tune.read_autotvm(path, [task])
+    (candidate,) = result.candidates
     assert candidate.choice == "rows=2,4 columns=1,16 order=1,0,2 how=none,vec threads=False"
-    said = str(found)
+    message = str(result)
     for why in (
         "no task has the arguments [8, 16, 9]", "no task is of a template 'dense'",
         "'rows' cannot be 2,5", "there is no entity 'zz' here", "it failed there (error 4)",
     ):  # fmt: skip
-        assert why in said
+        assert why in message

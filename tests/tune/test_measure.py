@@ -20,25 +20,27 @@ from long_runs import sizes
 
 
 def quick(**fields: object) -> Measurer:
-    given: dict[str, object] = {"turns": 3, "race_seconds": 0.1, "jobs": 1, "memory": 1 << 30}
-    return Measurer(**{**given, **fields})  # type: ignore[arg-type]
+    inputs: dict[str, object] = {"turns": 3, "race_seconds": 0.1, "jobs": 1, "memory": 1 << 30}
+    return Measurer(**{**inputs, **fields})  # type: ignore[arg-type]
 
 
 def drawn(task: Task, count: int) -> list[Candidate]:
     source = random.Random(0)
-    found: dict[Candidate, None] = {}
-    while len(found) < count:
-        found[task.space.sample(source)] = None
-    return list(found)
+    result: dict[Candidate, None] = {}
+    while len(result) < count:
+        result[task.space.sample(source)] = None
+    return list(result)
 
 
 def test_candidates_are_timed_beside_the_default(task: Task) -> None:
     chosen = drawn(task, 3)
     outcomes = quick().measure(task, chosen)
     assert [o.candidate for o in outcomes] == chosen
-    for each in outcomes:
-        assert each.status == "ok" and 0 < each.ratio < math.inf and 0 < each.seconds < 1
-        assert len(each.sample) == 1 and each.sample == pytest.approx(each.untuned_sample, rel=1e-3)
+    for outcome in outcomes:
+        assert outcome.status == "ok" and 0 < outcome.ratio < math.inf and 0 < outcome.seconds < 1
+        assert len(outcome.sample) == 1 and outcome.sample == pytest.approx(
+            outcome.untuned_sample, rel=1e-3
+        )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_measured_arrays_have_guard_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "wanted", "same"),
+    ("actual", "wanted", "same"),
     [
         ([1.0, 2.0], [1.0, 2.0 + 1e-6], True),
         ([1.0, 2.0], [1.0, 2.1], False),
@@ -176,9 +178,9 @@ def test_measured_arrays_have_guard_bytes() -> None:
     ],
 )
 def test_results_agree_up_to_the_order_of_sums(
-    got: list[float], wanted: list[float], same: bool
+    actual: list[float], wanted: list[float], same: bool
 ) -> None:
-    assert results_agree(np.float32(got), np.float32(wanted), 5e-4) is same
+    assert results_agree(np.float32(actual), np.float32(wanted), 5e-4) is same
     assert results_agree(np.int32([1, 2]), np.int32([1, 3]), 1.0) is False
 
 
@@ -238,11 +240,11 @@ def test_hopeless_candidates_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    made = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.105, 0.4))]
-    times = race_candidates(made, [0, 1, 2], 12, math.inf, 1, False)
+    result = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.105, 0.4))]
+    times = race_candidates(result, [0, 1, 2], 12, math.inf, 1, False)
     assert calls[2] == len(times[2]) == 1 and len(times[0]) == 12
     assert time_ratio(times[2], times[0]) == pytest.approx(4)
-    again = race_candidates(made, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
+    again = race_candidates(result, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
     assert calls[2] == 1 and again[2] == [0.4], "its results were asked for before"
 
 
@@ -256,6 +258,6 @@ def test_long_call_counts_as_several_rounds(
     def taking(seconds: float) -> Callable[[], None]:
         return lambda: now.__setitem__(0, now[0] + seconds)
 
-    made = [taking(unit * factor) for factor in (1, 1.1, 1.3, 1.7)]
-    times = race_candidates(made, [0, 1, 2, 3], 12, math.inf, 1, False)
+    result = [taking(unit * factor) for factor in (1, 1.1, 1.3, 1.7)]
+    times = race_candidates(result, [0, 1, 2, 3], 12, math.inf, 1, False)
     assert [len(t) for t in times] == turns

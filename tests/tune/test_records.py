@@ -14,14 +14,14 @@ from ekiden.tune.records import parse_record, serialize_record, to_records
 
 
 def trial(number: int = 0, **fields: object) -> Trial:
-    said = {"workload": "w", "target": "t", "rule": "matmul", "choice": f"rows={number}"}
-    return Trial(**{**said, "name": "fused_x", "ratio": 1.5, "seconds": 1e-3, **fields})  # type: ignore[arg-type]
+    message = {"workload": "w", "target": "t", "rule": "matmul", "choice": f"rows={number}"}
+    return Trial(**{**message, "name": "fused_x", "ratio": 1.5, "seconds": 1e-3, **fields})  # type: ignore[arg-type]
 
 
 def best(ratio: float, **fields: object) -> Best:
-    said = {"workload": "w", "target": "t", "rule": "matmul", "choice": f"rows={ratio}"}
+    message = {"workload": "w", "target": "t", "rule": "matmul", "choice": f"rows={ratio}"}
     confirmed = [ratio, ratio - 0.01]
-    return Best(**{**said, "ratio": ratio, "untuned": 2e-3, "confirmed": confirmed, **fields})  # type: ignore[arg-type]
+    return Best(**{**message, "ratio": ratio, "untuned": 2e-3, "confirmed": confirmed, **fields})  # type: ignore[arg-type]
 
 
 def test_appended_records_read_back(tmp_path: Path) -> None:
@@ -118,15 +118,15 @@ def test_several_writers_lose_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "r.json")
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_write, args=(path, n)) for n in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
-    found = Records.open(path)
-    assert found.damaged == 0
+    for item in workers:
+        item.start()
+    for item in workers:
+        item.join()
+    result = Records.open(path)
+    assert result.damaged == 0
     for n in range(2):
-        mine = [r.choice for r in found.query(name=f"writer{n}")]
-        assert mine == [f"rows={i}" for i in range(20)]
+        actual = [r.choice for r in result.query(name=f"writer{n}")]
+        assert actual == [f"rows={i}" for i in range(20)]
 
 
 def test_best_merge_prune_explain(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_failed_candidates_have_no_offspring() -> None:
     failed = Candidate("toy", "rows=4 order=row")
     space = FamilySpace("toy", (Knob("rows", tuple(range(1000)), "rows"),), decide)
     history = {failed: math.inf, Candidate("toy", "rows=500"): 0.1}
-    found = Evolution(exploration=0.0, crossing=0.0).propose(space, history, 8, random.Random(0))
-    assert found and all(c not in history for c in found)
+    result = Evolution(exploration=0.0, crossing=0.0).propose(space, history, 8, random.Random(0))
+    assert result and all(c not in history for c in result)
 
 
 def test_equal_seeds_propose_the_same() -> None:
@@ -70,15 +70,15 @@ def test_equal_seeds_propose_the_same() -> None:
 
 
 def test_replay_gives_what_is_of_the_space() -> None:
-    given = (
+    inputs = (
         Candidate("toy", "rows=1 order=panel"),
         Candidate("other", "rows=1"),
         Candidate("toy", "rows=9"),
         Candidate("toy", "row=1"),
         Candidate("toy", "rows=1 order=panel"),
     )
-    assert Replay(given).propose(SPACE, {}, 8, random.Random(0)) == [given[0]]
-    assert [SPACE.refusal(c) for c in given[1:4]] == [
+    assert Replay(inputs).propose(SPACE, {}, 8, random.Random(0)) == [inputs[0]]
+    assert [SPACE.refusal(c) for c in inputs[1:4]] == [
         "the kernel is of the family 'toy', not 'other'",
         "'rows' cannot be 9 any more",
         "'toy' has no choice 'row'",
@@ -108,8 +108,8 @@ def test_a_model_chooses_among_children() -> None:
     guided = Evolution(exploration=0.0, model=Guess)
 
     def off(search: Evolution) -> float:
-        found = search.propose(space, history, 4, random.Random(0))
-        return sum(abs(Decision.parse(c.choice).int_value("rows") - 77) for c in found)
+        result = search.propose(space, history, 4, random.Random(0))
+        return sum(abs(Decision.parse(c.choice).int_value("rows") - 77) for c in result)
 
     assert off(guided) < off(plain)
 
@@ -118,11 +118,11 @@ def test_a_model_knows_what_earlier_records_say(task: Task) -> None:
     source = random.Random(3)
     tried = {task.space.sample(source): 1.0 + n / 10 for n in range(20)}
     records = Records()
-    said = {"workload": task.workload, "target": str(task.target)}
+    message = {"workload": task.workload, "target": str(task.target)}
     records.append(
-        *(Trial(**said, rule=c.rule, choice=c.choice, ratio=r) for c, r in tried.items()),
-        Trial(**said, rule="another", choice="", ratio=0.1),
-        Trial(**said, rule=task.space.default.rule, choice="rows=99", ratio=0.1),
+        *(Trial(**message, rule=c.rule, choice=c.choice, ratio=r) for c, r in tried.items()),
+        Trial(**message, rule="another", choice="", ratio=0.1),
+        Trial(**message, rule=task.space.default.rule, choice="rows=99", ratio=0.1),
     )
     known = learned(records, [task])
     middle = statistics.median(tried.values())

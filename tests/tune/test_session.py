@@ -41,16 +41,16 @@ def two_layers() -> IRModule:
 
 
 def test_tasks_are_the_distinct_kernels_with_their_calls() -> None:
-    found = module_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
-    assert sorted((t.calls, t.flops) for t in found.tasks) == [(1, 24576), (2, 24576)]
-    assert all(t.sizes == ({"n0": 4}, {"n0": 8}) for t in found.tasks)
-    assert len({t.workload for t in found.tasks}) == 2
+    result = module_tasks(two_layers(), Target("llvm"), {"n": [4, 8]})
+    assert sorted((t.calls, t.flops) for t in result.tasks) == [(1, 24576), (2, 24576)]
+    assert all(t.sizes == ({"n0": 4}, {"n0": 8}) for t in result.tasks)
+    assert len({t.workload for t in result.tasks}) == 2
 
 
 def test_a_size_that_nobody_says_skips_a_kernel() -> None:
-    found = module_tasks(two_layers(), Target("llvm"))
-    assert not found.tasks
-    assert {why for _, why in found.skipped} == {"the size of 'n' is not given"}
+    result = module_tasks(two_layers(), Target("llvm"))
+    assert not result.tasks
+    assert {why for _, why in result.skipped} == {"the size of 'n' is not given"}
     with pytest.raises(CompileError, match="sizes of as many runs"):
         module_tasks(two_layers(), Target("llvm"), {"n": [1, 2], "m": [1, 2, 3]})
 
@@ -101,8 +101,8 @@ def test_what_is_not_faster_than_the_default_any_more_is_taken_back(
         "ratio": 0.01, "seconds": 1e-5, "untuned": 1e-3, "processor": measurer.processor,
         "sizes": [dict(s) for s in task.sizes if s], "shares": list(task.shares),
     }  # fmt: skip
-    made = Best(**fields, confirmed=[0.01])  # type: ignore[arg-type]
-    Records.open(path).append(made, Trial(**fields))  # type: ignore[arg-type]
+    result = Best(**fields, confirmed=[0.01])  # type: ignore[arg-type]
+    Records.open(path).append(result, Trial(**fields))  # type: ignore[arg-type]
     session = Session([task], Records.open(path), measurer)
     assert session.states[0].ratio == 0.01 and session.trials == 1
     session.run(2)
@@ -111,14 +111,14 @@ def test_what_is_not_faster_than_the_default_any_more_is_taken_back(
 
 
 def test_records_of_other_sizes_and_processors_are_not_counted(task: Task) -> None:
-    said = {"workload": task.workload, "target": str(task.target), "rule": "matmul"}
+    message = {"workload": task.workload, "target": str(task.target), "rule": "matmul"}
     records = Records()
     records.append(
-        Trial(**said, choice="rows=2", ratio=1.2),
-        Trial(**said, choice="rows=3", ratio=1.2, processor="another", at=1.0),
-        Trial(**said, choice="rows=4", ratio=1.2, threads=2),
-        Trial(**said, choice="rows=5", ratio=1.2, sizes=[{"n0": 1}]),
-        Trial(**said, choice="rows=99", ratio=1.2),
+        Trial(**message, choice="rows=2", ratio=1.2),
+        Trial(**message, choice="rows=3", ratio=1.2, processor="another", at=1.0),
+        Trial(**message, choice="rows=4", ratio=1.2, threads=2),
+        Trial(**message, choice="rows=5", ratio=1.2, sizes=[{"n0": 1}]),
+        Trial(**message, choice="rows=99", ratio=1.2),
     )
     assert Session([task], records).trials == 1
 
@@ -207,10 +207,10 @@ def test_a_tuner_that_is_killed_loses_a_batch_at_most(
         time.sleep(0.5 * source.random() if kills > 1 else 0)
         tuner.kill()
         tuner.join()
-        found = Records.open(path)
-        assert len(found) >= known + 2 - found.damaged and found.damaged <= kills
-    trials = len(found.query(kind="trial"))
-    session = Session([task], found, quick(batch=2))
+        result = Records.open(path)
+        assert len(result) >= known + 2 - result.damaged and result.damaged <= kills
+    trials = len(result.query(kind="trial"))
+    session = Session([task], result, quick(batch=2))
     assert session.trials == trials
     session.run(trials + 2)
     assert session.trials == trials + 2 == len(Records.open(path).query(kind="trial"))

@@ -54,18 +54,18 @@ def test_sketches_compute_what_the_program_does(name: str) -> None:
     func = te.create_prim_func(SMALL[name]())
     task = te_task(SMALL[name](), name=name)
     assert isinstance(task.space, TraceSpace) and task.flops > 0
-    wanted = run(func)
+    expected = run(func)
     source = random.Random(name)
     default = task.source.lower(task.space.default, task.target)
-    np.testing.assert_allclose(run(default), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(default), expected, rtol=1e-4, atol=1e-4)
     seen = set()
     some = range(0, len(task.space.traces), max(1, len(task.space.traces) // 4))
     for trace in some:
         one = TraceSpace(func, task.space.traces[trace : trace + 1])
         candidate = one.mutate(one.sample(source), source)
         seen.add(candidate)
-        made = task.source.lower(candidate, task.target)
-        np.testing.assert_allclose(run(made), wanted, rtol=1e-4, atol=1e-4)
+        result = task.source.lower(candidate, task.target)
+        np.testing.assert_allclose(run(result), expected, rtol=1e-4, atol=1e-4)
     assert len(seen) == len(some)
 
 
@@ -74,13 +74,13 @@ def test_infinite_weights_are_not_left_out() -> None:
     task = te_task(SMALL["T2D"](), name="T2D")
     x, w = np.ones((1, 3, 3, 8), np.float32), np.ones((4, 4, 8, 32), np.float32)
     w[0, 1, 2, 3] = np.inf
-    wanted = np.zeros((1, 6, 6, 32), np.float32)
-    found = np.zeros_like(wanted)
-    ekiden.build(te.create_prim_func(SMALL["T2D"]()), name="main")["main"](x, w, wanted)
+    expected = np.zeros((1, 6, 6, 32), np.float32)
+    actual = np.zeros_like(expected)
+    ekiden.build(te.create_prim_func(SMALL["T2D"]()), name="main")["main"](x, w, expected)
     default = task.source.lower(task.space.default, task.target)
-    ekiden.build(default, name="main")["main"](x, w, found)
-    assert np.isnan(wanted[..., 3]).any() and np.isinf(wanted[..., 3]).any()
-    np.testing.assert_array_equal(found, wanted)
+    ekiden.build(default, name="main")["main"](x, w, actual)
+    assert np.isnan(expected[..., 3]).any() and np.isinf(expected[..., 3]).any()
+    np.testing.assert_array_equal(actual, expected)
 
 
 def doubled(rows: int = 8, depth: int = 16) -> of.Tensors:
@@ -116,9 +116,9 @@ def test_what_reads_a_tile_is_computed_in_it() -> None:
     func = te.create_prim_func(doubled())
     fused = [n for n, name in enumerate(task.space.names) if "doubled:spread0" in name]
     space = TraceSpace(func, tuple(task.space.traces[n] for n in fused))
-    made = task.source.lower(space.sample(random.Random(0)), task.target)
-    assert made.script().count("T.parallel") == 1
-    np.testing.assert_allclose(run(made), run(func), rtol=1e-5, atol=1e-4)
+    result = task.source.lower(space.sample(random.Random(0)), task.target)
+    assert result.script().count("T.parallel") == 1
+    np.testing.assert_allclose(run(result), run(func), rtol=1e-5, atol=1e-4)
 
 
 @share(3)
@@ -134,17 +134,17 @@ def test_what_reads_a_tile_is_computed_in_it() -> None:
 def test_row_sketch_computes_row_by_row(tensors: of.Tensors, exact: bool, cpu: str) -> None:
     """Vectors along each row, whose lanes are combined once, and stages of a few rows together."""
     func, source = te.create_prim_func(tensors), random.Random(cpu)
-    wanted = run(func)
-    made = [
+    expected = run(func)
+    result = [
         s for s in generate_sketches(func, Target(f"llvm -mcpu={cpu}")) if "_rf" in lowered(func, s)
     ]
-    assert made or not exact
-    for each in made:
-        space = TraceSpace(func, (each.trace,), (each.name,))
+    assert result or not exact
+    for item in result:
+        space = TraceSpace(func, (item.trace,), (item.name,))
         for _ in range(3):
             schedule = tir.Schedule(func)
             Trace.from_json(space.sample(source).choice).apply_to_schedule(schedule)
-            np.testing.assert_allclose(run(schedule.func), wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run(schedule.func), expected, rtol=1e-5, atol=1e-6)
     if exact:
         text = tir.transform.lower(schedule.func).script()
         assert "VectorReduce" in text and "T.Broadcast(0, 16) +" not in text
@@ -176,9 +176,9 @@ def test_an_instruction_for_products_of_bytes() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 256, (8, 24), np.uint8), rng.integers(-128, 128, (32, 24), np.int8)
     with_dots = generate_sketches(func, Target("llvm -mcpu=x86-64-v4 -mattr=+avx512vnni"))
-    (made,) = [s for s in with_dots if s.name == "sums:tensorize0"]
+    (result,) = [s for s in with_dots if s.name == "sums:tensorize0"]
     schedule = tir.Schedule(func)
-    made.trace.apply_to_schedule(schedule)
+    result.trace.apply_to_schedule(schedule)
     out = np.zeros((8, 32), np.int32)
     ekiden.build(schedule.func, name="main")["main"](a, b, out)
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32).T)
@@ -263,8 +263,8 @@ def test_without_search_blocks_are_as_long_as_loads_of_a_step_allow(
     target = Target(f"llvm -mcpu={cpu} -cores=1")
     untuned = model_schedule(func, block_names(func), target)
     assert untuned is not None
-    found = re.findall(r'"bring_ahead": [\[(]\d+, (\d+)', untuned.script())
-    assert [int(n) for n in found] == ([steps] if steps else [])
+    result = re.findall(r'"bring_ahead": [\[(]\d+, (\d+)', untuned.script())
+    assert [int(n) for n in result] == ([steps] if steps else [])
 
 
 def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:
@@ -368,10 +368,10 @@ def test_user_sketch_rule_is_used() -> None:
         return [copy]
 
     func = te.create_prim_func(of.softmax(8, 16))
-    (made,) = generate_sketches(func, ekiden.target.Target("llvm"), [halves, *DEFAULT_RULES])
+    (result,) = generate_sketches(func, ekiden.target.Target("llvm"), [halves, *DEFAULT_RULES])
     assert sorted(seen) == ["most", "powers", "softmax", "total"]
-    assert sorted(made.name.split()) == [f"{name}:halves0" for name in sorted(seen)]
-    assert sum(i.kind == "sample_perfect_tile" for i in made.trace.insts) == 4
+    assert sorted(result.name.split()) == [f"{name}:halves0" for name in sorted(seen)]
+    assert sum(i.kind == "sample_perfect_tile" for i in result.trace.insts) == 4
 
 
 def tiled(schedule: tir.Schedule) -> None:
@@ -408,9 +408,9 @@ def test_what_was_drawn_before_is_not_scheduled_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trace, "apply_to_schedule", counted)
     source = random.Random(0)
     drawn = [space.sample(source) for _ in range(60)]
-    drawn += [space.mutate(each, source) for each in drawn]
+    drawn += [space.mutate(item, source) for item in drawn]
     assert len(applied) == len(set(drawn)) < len(drawn) / 2
-    assert not any(space.refusal(each) for each in set(drawn))
+    assert not any(space.refusal(item) for item in set(drawn))
 
 
 @alike(3)

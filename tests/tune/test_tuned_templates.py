@@ -54,9 +54,9 @@ def test_every_choice_computes_the_same() -> None:
     a, b = (rng.standard_normal(s, np.float32) for s in ((1, 12, 16), (1, 16, 32)))
     source = random.Random(0)
     for candidate in (task.space.default, *(task.space.sample(source) for _ in range(3))):
-        made, sent = task.sent(candidate)
+        result, sent = task.sent(candidate)
         out = np.zeros((1, 12, 32), np.float32)
-        ekiden.build(made.lower(sent, task.target), name="main")["main"](a, b, out)
+        ekiden.build(result.lower(sent, task.target), name="main")["main"](a, b, out)
         np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
     assert "cannot be 5,5" in task.space.refusal(Candidate("tests/product", "rows=5,5"))
 

@@ -70,9 +70,9 @@ def test_a_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.Mon
 def job_of(worker: TuneWorker) -> int:
     """The process of the job that a worker is at; it is waited for."""
     pid = worker._process.pid
-    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+    while not (result := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         time.sleep(0.01)
-    return int(found[0])
+    return int(result[0])
 
 
 def test_a_worker_without_the_function_is_a_crash() -> None:

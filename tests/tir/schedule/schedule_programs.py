@@ -42,12 +42,12 @@ class TensorProgram:
         any order.
         """
         rng = np.random.default_rng(seed)
-        given = {
+        inputs = {
             name: rng.integers(-2, 3, size).astype("float32") for name, size in self.inputs.items()
         }
-        expected = [np.asarray(v.reference(given), "float32") for v in self.outputs]
+        expected = [np.asarray(v.reference(inputs), "float32") for v in self.outputs]
         empty = [np.full(v.size, 7, "float32") for v in self.outputs]
-        return [*given.values(), *empty], expected
+        return [*inputs.values(), *empty], expected
 
 
 class _Writer:
@@ -75,10 +75,10 @@ class _Writer:
     def input(self, size: tuple[int, ...]) -> Value:
         name = f"x{len(self.inputs)}"
         tensor = te.placeholder(self.shape(size), name=name)
-        made = Value(tensor, lambda env: env[name], size)
-        self.inputs.append(made)
-        self.values.append(made)
-        return made
+        result = Value(tensor, lambda env: env[name], size)
+        self.inputs.append(result)
+        self.values.append(result)
+        return result
 
     def emit(
         self,
@@ -89,9 +89,9 @@ class _Writer:
     ) -> Value:
         dims = self.shape(size) if shape is None else list(shape)
         tensor = te.compute(dims, body, name=self.name())
-        made = Value(tensor, reference, size)
-        self.values.append(made)
-        return made
+        result = Value(tensor, reference, size)
+        self.values.append(result)
+        return result
 
     def some(self, rank: int | None = None) -> Value:
         """A recent value, of a rank if one is given; an input is made where there is none."""
@@ -275,10 +275,10 @@ def random_program(source: random.Random) -> TensorProgram:
     writer.input((writer.dims[0], writer.dims[1]))
     for _ in range(source.randint(1, 4)):
         getattr(writer, source.choice(STAGES))()
-    made = [v for v in writer.values if v not in writer.inputs]
-    outputs = [made[-1]]
-    if len(made) > 1 and source.random() < 0.2:
-        outputs.append(made[0])
+    result = [v for v in writer.values if v not in writer.inputs]
+    outputs = [result[-1]]
+    if len(result) > 1 and source.random() < 0.2:
+        outputs.append(result[0])
     needed = set(te.post_order_tensors([v.tensor for v in outputs]))
     inputs = [v for v in writer.inputs if v.tensor in needed]
     args = [*(v.tensor for v in inputs), *(v.tensor for v in outputs)]

@@ -53,9 +53,9 @@ def outer(rows: int, depth: int, columns: int) -> PrimFunc:
 
 def meaning(func: PrimFunc, arguments: list[Array]) -> Array:
     """The result of the program before its steps."""
-    given = [*arguments[:-1], arguments[-1].copy()]
-    run_prim_func(lower(func), *given)
-    return given[-1]
+    inputs = [*arguments[:-1], arguments[-1].copy()]
+    run_prim_func(lower(func), *inputs)
+    return inputs[-1]
 
 
 def arguments_of(func: PrimFunc, seed: int) -> list[Array]:

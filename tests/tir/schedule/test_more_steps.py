@@ -114,8 +114,8 @@ def scaled() -> PrimFunc:
 
 def says_finite() -> PrimFunc:
     """The same, by a program whose numbers are finite."""
-    made = spread()
-    return made.with_fields(attrs={**(made.attrs or {}), "tir.fast_math": "nnan ninf"})
+    result = spread()
+    return result.with_fields(attrs={**(result.attrs or {}), "tir.fast_math": "nnan ninf"})
 
 
 def skipped(sch: Schedule, lanes: int = 1) -> None:
@@ -145,10 +145,10 @@ def check(sch: Schedule, program: PrimFunc) -> None:
     random = np.random.default_rng(0)
     shapes = [tuple(int(d) for d in b.shape) for b in program.params]
     arrays = [random.standard_normal(s).astype("float32") for s in shapes]
-    found, wanted = ([a.copy() for a in arrays] for _ in range(2))
-    run_prim_func(lower(program), *wanted)
-    run_prim_func(lower(sch.func), *found)
-    for one, other in zip(found, wanted, strict=True):
+    actual, expected = ([a.copy() for a in arrays] for _ in range(2))
+    run_prim_func(lower(program), *expected)
+    run_prim_func(lower(sch.func), *actual)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -205,8 +205,8 @@ def test_schedule_step_makes_expected_program(name: str) -> None:
     program = make()
     sch = Schedule(program)
     step(sch)
-    for each in texts:
-        assert each in str(sch.func)
+    for text in texts:
+        assert text in str(sch.func)
     check(sch, program)
 
 
@@ -221,12 +221,14 @@ def test_zeros_are_not_left_out_where_they_are_times_no_number(
     step(sch)
     x, w = np.arange(5, dtype="float32"), np.ones((4, 2), "float32")
     w[where] = strange
-    found, wanted = np.zeros((2, 8, 2), "float32")
+    actual, expected = np.zeros((2, 8, 2), "float32")
     with np.errstate(invalid="ignore"):
-        run_prim_func(lower(program), x, w, wanted)
-        run_prim_func(lower(sch.func), x, w, found)
-    assert np.isnan(wanted[:, where[1]]).sum() >= 4 and np.isfinite(wanted[:, 1 - where[1]]).all()
-    np.testing.assert_array_equal(found, wanted)
+        run_prim_func(lower(program), x, w, expected)
+        run_prim_func(lower(sch.func), x, w, actual)
+    assert (
+        np.isnan(expected[:, where[1]]).sum() >= 4 and np.isfinite(expected[:, 1 - where[1]]).all()
+    )
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_skipped_iterations_are_counted() -> None:
@@ -243,7 +245,7 @@ def test_tiles_whose_inner_part_is_a_multiple(seed: int) -> None:
     sch = Schedule(two(), seed=seed)
     loop, _ = sch.get_loops("c")
     tile = sch.sample_partitioned_tile(loop, 3, 1, innerpart_factor=4)
-    sizes = [int(sch.get(each)) for each in tile]  # type: ignore[call-overload]
+    sizes = [int(sch.get(item)) for item in tile]  # type: ignore[call-overload]
     assert np.prod(sizes) == 8 and np.prod(sizes[1:]) % 4 == 0
     sch.split(loop, tile)
     check(sch, two())

@@ -53,8 +53,8 @@ def test_random_schedules_mean_the_same(group: int) -> None:
 
 def check(arguments: list[object], expected: list[object], what: str) -> None:
     """The outputs, which are the last arguments, are as expected, to the bit."""
-    for got, wanted in zip(arguments[-len(expected) :], expected, strict=True):
-        np.testing.assert_array_equal(got, wanted, err_msg=what)
+    for actual, expected_value in zip(arguments[-len(expected) :], expected, strict=True):
+        np.testing.assert_array_equal(actual, expected_value, err_msg=what)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -140,9 +140,9 @@ def test_scores_can_be_computed_in_the_loop_afterwards() -> None:
     sch.compute_at("x", sch.get_loops("m")[1])
     random_ = np.random.default_rng(0)
     a, b, c = (random_.standard_normal(n).astype("float32") for n in ((3, 4), (8, 4), (8, 2)))
-    found = np.full((3, 2), np.nan, "float32")
-    run_prim_func(tir.verify(lower(sch.func)), a, b, c, found)
-    np.testing.assert_allclose(found, softmax_mean(a @ b.T, c), rtol=1e-5, atol=1e-6)
+    result = np.full((3, 2), np.nan, "float32")
+    run_prim_func(tir.verify(lower(sch.func)), a, b, c, result)
+    np.testing.assert_allclose(result, softmax_mean(a @ b.T, c), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.quick

@@ -278,8 +278,8 @@ def test_schedule_queries_answer() -> None:
     sch = Schedule(product())
     block = sch.get_block("d")
     names = [
-        [sch.get(b).name for b in found]  # type: ignore[union-attr]
-        for found in (
+        [sch.get(b).name for b in result]  # type: ignore[union-attr]
+        for result in (
             sch.get_producers(block),
             sch.get_consumers(block),
             sch.get_output_blocks(),

@@ -113,8 +113,8 @@ def test_decisions_can_be_changed() -> None:
 def test_a_decision_provider_decides() -> None:
     sch = tiled(product(), seed=3)
     other = tir.Schedule(product())
-    given = {"sample_perfect_tile": [2, 4], "sample_categorical": 1}
-    sch.trace.apply_to_schedule(other, decision_provider=lambda inst, *_: given[inst.kind])
+    inputs = {"sample_perfect_tile": [2, 4], "sample_categorical": 1}
+    sch.trace.apply_to_schedule(other, decision_provider=lambda inst, *_: inputs[inst.kind])
     assert list(other.trace.decisions.values()) == [[2, 4], 1]
 
 
