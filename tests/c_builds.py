@@ -1,4 +1,4 @@
-"""The runtime in C and its tests, compiled in several ways: once for all workers of a run."""
+"""Builds of the C runtime and its tests in several configurations, shared by a run's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests of pages: where it is, a server of a folder, and a page in it."""
+"""Headless Chromium for tests of pages: location, a server of a folder, and a page in it."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ from ekiden.ir.op import OP_ATTRS
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
+from fake_drivers import disposable_cuda, disposable_cuda_devices, fake_cuda, fake_cuda_libraries
 from long_runs import give_time, mark_what_is_not_shared
 from processor import pretend
 from shared_files import folder_of_run
-from stand_ins import doomed, doomed_devices, fibres, stand_ins
 from watch import (
     open_stderr,
     pytest_runtest_logreport,
@@ -38,13 +38,13 @@ from watch import (
 from web_runtime import web_runtime
 
 __all__ = [
-    "doomed",
-    "doomed_devices",
-    "fibres",
+    "disposable_cuda",
+    "disposable_cuda_devices",
+    "fake_cuda",
+    "fake_cuda_libraries",
     "pytest_runtest_logreport",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
-    "stand_ins",
     "web_runtime",
 ]
 

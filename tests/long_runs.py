@@ -1,4 +1,4 @@
-"""Tests at two sizes: the usual one, and the whole one of `pytest -m long`."""
+"""Tests of two sizes: the default one, and that of `pytest -m long`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a reference: the one place where tests make its sessions."""
+"""ONNX Runtime as a reference; tests create its sessions here only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of docs/concepts show what compiling gives now."""
+"""The pages of docs/concepts match the compiler's current output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of the site that programs make: they say all that their tables have, and links lead on."""
+"""Generated pages list all rows of their tables, and their links resolve."""
 
 from __future__ import annotations
 

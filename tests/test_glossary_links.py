@@ -1,4 +1,4 @@
-"""The first use of a glossary term on a page of the site leads to its row."""
+"""The first use of a glossary term on a page links to its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks in the child of a fork, and what forks wait for."""
+"""Locks across forks."""
 
 from __future__ import annotations
 

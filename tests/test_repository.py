@@ -1,4 +1,4 @@
-"""The repository keeps its own promises: pages that list things, names that are public."""
+"""Consistency of the repository: pages that list things, public names."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Every block of code on every page runs here or in another test, or says on the page why not."""
+"""Every code block of the pages runs in a test, or the page says why not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = frozenset({"text", "json", "toml"})
 RUN_ELSEWHERE = {
     "docs/cli.md": "tests/test_pages.py",
     "docs/coming-from-tvm.md": "tests/relay/test_coming_from_tvm.py",
-    "docs/cross-compiling.md": "tests/rpc/test_rpc_elsewhere.py",
+    "docs/cross-compiling.md": "tests/rpc/test_rpc_cross_architecture.py",
     "docs/frontends.md": "tests/test_pages.py",
     "docs/guides/from-torch-compile.md": "tests/test_pages.py",
     "docs/relay-text.md": "tests/relay/test_relay_text_page.py",

@@ -1,4 +1,4 @@
-"""The runtimes for browsers, which are compiled once for all workers of a run."""
+"""The WebAssembly runtimes, compiled once per run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is assumed, sets, deduced bounds and systems of inequalities, checked by enumeration."""
+"""Assumptions, integer sets, deduced bounds and systems of inequalities, checked by enumeration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `injectivity_error` claims is true of every iteration: checked by trying them all."""
+"""`injectivity_error` against enumeration of all iterations."""
 
 from __future__ import annotations
 

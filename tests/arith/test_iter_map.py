@@ -1,4 +1,4 @@
-"""Iteration maps: what is claimed of indices is what enumeration finds."""
+"""Iteration maps against enumeration."""
 
 from __future__ import annotations
 

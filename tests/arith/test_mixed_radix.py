@@ -1,4 +1,4 @@
-"""Indices through axes that were fused and split: their digits are joined to the index again."""
+"""Recombination of digits: indices through fused and split axes simplify to the original index."""
 
 from __future__ import annotations
 

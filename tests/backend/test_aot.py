@@ -1,4 +1,4 @@
-"""Native code of functions does what their bytecode does: results, errors, memory, depth."""
+"""AOT-compiled functions behave like their bytecode: results, errors, memory, recursion depth."""
 
 from __future__ import annotations
 

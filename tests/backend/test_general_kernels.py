@@ -1,4 +1,4 @@
-"""General kernels against what operators mean: the interpreter's results."""
+"""General (interpreted) kernels give the results of the Relay interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels: one for equal functions, through the cache, in processes whose errors come back."""
+"""Kernel compilation: deduplication, caching, and errors of worker processes."""
 
 import signal
 import threading

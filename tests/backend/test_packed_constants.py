@@ -1,4 +1,4 @@
-"""Constants of elements of less than a byte: stored packed, as tensors have them."""
+"""Constants with elements of less than a byte are stored packed."""
 
 from __future__ import annotations
 

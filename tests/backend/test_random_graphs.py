@@ -1,4 +1,4 @@
-"""Random graphs of operators: both tiers of the compiler give what the interpreter gives."""
+"""Random operator graphs: both tiers of the compiler give the interpreter's results."""
 
 from __future__ import annotations
 

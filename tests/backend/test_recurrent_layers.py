@@ -1,4 +1,4 @@
-"""Layers of recurrent networks against formulas in float64, one sequence and one step at a time."""
+"""Recurrent layers against float64 formulas, one sequence and one step at a time."""
 
 from __future__ import annotations
 

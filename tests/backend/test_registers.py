@@ -1,4 +1,4 @@
-"""Registers are shared without changing what a function computes."""
+"""Register allocation keeps the results of functions."""
 
 from __future__ import annotations
 

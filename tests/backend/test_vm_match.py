@@ -1,4 +1,4 @@
-"""Decision trees of matches."""
+"""Decision trees of pattern matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages of other languages as a user has them, and their examples with the model of the demo."""
+"""Packages for other languages as users install them, and their examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toolchains of other languages; a test is left out by the name of what is missing."""
+"""Toolchains of other languages; tests skip with the name of a missing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines that tests are of; those that a test registers are known in that test alone."""
+"""Engines under test; engines that a test registers are removed after it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Regions of programs in engines of others, and in one of the user's own."""
+"""Program regions in third-party engines and in a user's engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions in oneDNN: what is joined to a product, sizes that change, code that is damaged."""
+"""oneDNN regions: fused epilogues, dynamic sizes, damaged code."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from agreement import Array
+from comparison import Array
 from ekiden import byoc, relay
 from ekiden.backend.external import register_external
 from ekiden.relay.dataflow_pattern import is_op, wildcard

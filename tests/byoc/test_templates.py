@@ -1,4 +1,4 @@
-"""Templates of engines compile without the vendor's library; that for an NPU runs on one of C."""
+"""Engine templates compile without the vendor's library; the NPU template runs on a C model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one line when something is wrong."""
+"""The command line: output, and one-line errors."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""verify() from Python and of artifacts; what notebooks show of it."""
+"""verify() from Python and on artifacts, and its notebook output."""
 
 from __future__ import annotations
 

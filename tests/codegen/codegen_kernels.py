@@ -1,4 +1,4 @@
-"""What tests of the code generator share: kernels from expressions, compiled and called."""
+"""Helpers of the code generator's tests: kernels from expressions, compiled and called."""
 
 from __future__ import annotations
 

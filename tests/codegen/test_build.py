@@ -1,4 +1,4 @@
-"""ekiden.build: loop programs to modules, by every generator, through the cache."""
+"""`ekiden.build`: loop programs to modules, by every code generator, through the cache."""
 
 from __future__ import annotations
 

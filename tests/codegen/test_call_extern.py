@@ -1,4 +1,4 @@
-"""call_extern: C functions by their symbols, in code of this process and in exported programs."""
+"""call_extern: C functions by symbol, in this process and in exported programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""call_llvm_intrin: LLVM's intrinsics by their names, for the targets whose code LLVM makes."""
+"""call_llvm_intrin: LLVM intrinsics by name, for targets compiled by LLVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debug lines: machine code says which line of the printed loop program it comes from."""
+"""Debug information: machine code maps to lines of the printed loop program."""
 
 from __future__ import annotations
 

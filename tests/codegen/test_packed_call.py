@@ -1,4 +1,4 @@
-"""Kernels call functions of the runtime by name: with numbers, strings and tensors."""
+"""Kernels that call packed functions by name: numbers, strings and tensors."""
 
 from __future__ import annotations
 

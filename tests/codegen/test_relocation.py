@@ -1,4 +1,4 @@
-"""References in machine code that their instructions cannot hold are refused."""
+"""Relocations out of range are errors."""
 
 from __future__ import annotations
 

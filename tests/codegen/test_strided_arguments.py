@@ -1,4 +1,4 @@
-"""A kernel refuses arguments whose elements do not lie one after the other."""
+"""Kernels reject non-contiguous arguments."""
 
 from __future__ import annotations
 

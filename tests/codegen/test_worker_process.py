@@ -1,4 +1,4 @@
-"""Processes that compile: started fresh, beside whatever this process has."""
+"""Compile workers: fresh processes, independent of the state of this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Programs whose artifacts are stored for each release, with their inputs and expected outputs.
 
-`scripts/write_compatibility_artifacts.py` compiles them; `test_kept_artifacts.py` runs the stored
-artifacts. Rows never change once a release has stored them: a new artifact feature is a new row.
+`scripts/write_compatibility_artifacts.py` compiles them; `test_release_artifacts.py` runs the
+stored artifacts. Rows never change once a release has stored them: a new artifact feature is a new
+row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that was compiled before is mapped from a cache, and is what compiling gives."""
+"""The artifact cache: a model compiled before is mapped from it, with the same result."""
 
 from __future__ import annotations
 

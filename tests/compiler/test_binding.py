@@ -1,4 +1,4 @@
-"""Results into memory of the caller, bound runs, copies of executables, where they come from."""
+"""Output buffers of the caller, bound runs, and copies of executables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of the cache: layers, many processes at once, packing, taking, removing."""
+"""Cache folders: layers, concurrent processes, packing, import, removal."""
 
 from __future__ import annotations
 

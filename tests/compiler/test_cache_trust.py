@@ -1,4 +1,4 @@
-"""Code is run from files of the cache alone that no other user can have written."""
+"""Cached code is run only if no other user can have written it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into functions of external compilers, and what comes out."""
+"""Calibration: inputs and outputs of functions for external compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EKIDEN_DUMP: the folders that compilations write what they make into."""
+"""EKIDEN_DUMP: folders with the stages of compilations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executables: what users call, save and load, and what they are told when an argument is wrong."""
+"""Executables: calls, saving and loading, errors of wrong arguments."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Executors, and the virtual machine with TVM's face."""
+"""Executors, and the virtual machine with TVM's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled model is written as: the suffix decides, and each kind runs."""
+"""Export formats: the suffix selects one, and each runs."""
 
 from __future__ import annotations
 

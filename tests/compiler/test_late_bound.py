@@ -1,4 +1,4 @@
-"""Late-bound constants: moved out of an executable, and given back when it is loaded."""
+"""Late-bound constants: moved out of an executable, and set when it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of runs: predicted, measured, kept between runs, and held to a limit by many at once."""
+"""Run memory: predicted, measured, retained between runs, and limited over concurrent runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ekiden fit` says what a run needs before it is loaded, and the largest size that fits."""
+"""`ekiden fit` predicts the memory of a run, and the largest size that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed and what notebooks show: modules, functions, executables, reports."""
+"""Notebook representations of modules, functions, executables and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeing inside a run: profiles, steps, breakpoints, states that another process goes on from."""
+"""Profiles, stepping, breakpoints, and states resumed in another process."""
 
 import io
 import json

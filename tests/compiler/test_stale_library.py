@@ -1,4 +1,4 @@
-"""A library at the path of one that is loaded is itself, and not the other."""
+"""A library exported to the path of a loaded one is loaded anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single functions to kernels, and what a strategy offers for an operator."""
+"""Lowering of single functions, and the implementations of an operator's strategy."""
 
 from __future__ import annotations
 

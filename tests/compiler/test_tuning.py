@@ -1,4 +1,4 @@
-"""Tuning from Python and the command line, and compiling by what was found."""
+"""Tuning from Python and the command line, and compilation with tuning records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose inputs have no rank: one program for each rank that a run has."""
+"""Models with inputs of unknown rank: one program per rank, compiled at its first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system's C compiler and folders for what it makes, under TVM's names."""
+"""TVM's `contrib.cc`: the system's C compiler and temporary folders."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Downloads: a file is fetched once, and is whole or not there."""
+"""Downloads: once per file, atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph executor and its debugger: faces over the machine, under TVM's names."""
+"""TVM's graph executor and its debugger, over the virtual machine."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`contrib.target.onnx.to_onnx`: Relay graphs as ONNX models, which ONNX Runtime runs alike."""
+"""`contrib.target.onnx.to_onnx`: Relay graphs as ONNX models, run by ONNX Runtime."""
 
 from __future__ import annotations
 

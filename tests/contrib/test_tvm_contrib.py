@@ -1,4 +1,4 @@
-"""TVM's `contrib` modules that are names over what there is: BLAS, clang, nvcc, pictures."""
+"""TVM's `contrib` modules: BLAS, clang, nvcc, visualizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that tests need: skipped, with what to install, where they are not there."""
+"""Devices for tests, skipped with the package to install where they are missing."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import test_gpu_kernel_families as families
 import test_ptx as ptx
-import test_thread_families as families
 
 import ekiden
 from ekiden.runtime import get_global_func, nd

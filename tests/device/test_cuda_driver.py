@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ekiden import runtime
+from fake_drivers import DRIVERS, HERE, compile_fake_driver
 from long_runs import alike
-from stand_ins import DRIVERS, HERE, stand_in
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PARTS = ("cuda", "cuda_build", "driver_cache")
@@ -30,7 +30,7 @@ def program(folder: Path, flags: Sequence[str]) -> Path:
     if shutil.which("cc") is None or shutil.which("c++") is None:
         pytest.skip("needs a C and a C++ compiler: apt-get install g++")
     for kind, name in LIBRARIES.items():
-        stand_in(kind, folder / name, flags)
+        compile_fake_driver(kind, folder / name, flags)
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g1", *flags]
     command += [f"-I{DRIVERS}", f"-I{runtime.include_dir()}", *map(str, SOURCES)]
     command += [str(folder / "libcuda.so.1"), "-ldl", "-lpthread"]

@@ -1,4 +1,4 @@
-"""CUDA C: every family compiles for every architecture without spills, and what fibres refuse."""
+"""CUDA C: every family compiles for every architecture without spills, and what fibers refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_thread_families as families
+import test_gpu_kernel_families as families
 
 import ekiden
 from ekiden import relay, runtime
@@ -28,7 +28,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
-from stand_ins import GPU
+from fake_drivers import GPU
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 
@@ -114,8 +114,8 @@ def test_families_compile_without_spills(nvrtc: ctypes.CDLL, name: str, shared: 
             assert re.findall(r"(\d+) bytes spill", message) == ["0", "0"], (kernel.name, message)
 
 
-@pytest.mark.skipif(GPU, reason="needs fibres: what a GPU does with such a barrier is not defined")
-def test_divergent_barrier_is_refused_by_fibres(fibres: Device, doomed: Device) -> None:
+@pytest.mark.skipif(GPU, reason="needs fibers: what a GPU does with such a barrier is not defined")
+def test_divergent_barrier_is_refused_by_fibers(fake_cuda: Device, disposable_cuda: Device) -> None:
     """It loses the device, of which every later use says what did; the first goes on."""
     out = Buffer("out", (const(8),), "float32")
     thread, block = Var("thread"), Var("block")
@@ -127,12 +127,14 @@ def test_divergent_barrier_is_refused_by_fibres(fibres: Device, doomed: Device) 
             (out,), thread_loop(block, 1, "blockIdx.x", threads), {"global_symbol": "f"}
         )
         modules.append(ekiden.build(func, "cuda"))
-    here, there = (runtime.nd.array(np.zeros(8, "float32"), d) for d in (fibres, doomed))
+    here, there = (
+        runtime.nd.array(np.zeros(8, "float32"), d) for d in (fake_cuda, disposable_cuda)
+    )
     right, wrong = modules
     right["f"](there)
     assert there.numpy().tolist() == [1.0] * 8
     wrong["f"](there)
-    lost = rf"{re.escape(str(doomed))}: .*it is lost .* in kernel 'f_kernel'"
+    lost = rf"{re.escape(str(disposable_cuda))}: .*it is lost .* in kernel 'f_kernel'"
     for _ in range(2):
         with pytest.raises(DeviceError, match=lost):
             there.numpy()

@@ -1,4 +1,4 @@
-"""What fails in a driver is an error of ours, and the process and other devices go on."""
+"""Driver failures are errors; the process and other devices continue."""
 
 from __future__ import annotations
 
@@ -169,10 +169,13 @@ def test_doctor_lists_devices(
     assert "GFLOP/s" not in capsys.readouterr().out
 
 
-def test_driver_failure_mid_program_is_an_error(stand_ins: Path, tmp_path: Path) -> None:
+def test_driver_failure_mid_program_is_an_error(fake_cuda_libraries: Path, tmp_path: Path) -> None:
     """Each failure names the kernel and the model's node; what can go on does."""
-    inputs = {"LD_LIBRARY_PATH": str(stand_ins), "EKIDEN_NVRTC": str(stand_ins / "libnvrtc.so")}
-    command = [sys.executable, str(Path(__file__).parent / "dying_program.py")]
+    inputs = {
+        "LD_LIBRARY_PATH": str(fake_cuda_libraries),
+        "EKIDEN_NVRTC": str(fake_cuda_libraries / "libnvrtc.so"),
+    }
+    command = [sys.executable, str(Path(__file__).parent / "cuda_failures.py")]
     environment = {**os.environ, **inputs, "EKIDEN_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     message = dict(line.split(": ", 1) for line in ran.stdout.splitlines())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import test_cuda_text as cuda
-import test_thread_families as families
+import test_gpu_kernel_families as families
 
 from ekiden import relay
 from ekiden.ir.module import IRModule

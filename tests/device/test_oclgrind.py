@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_thread_families as families
+import test_gpu_kernel_families as families
 
 from long_runs import alike
 
@@ -38,7 +38,7 @@ def watched(folder: Path, target: str, *names: str) -> str:
     log.touch()
     own = {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
     completed = subprocess.run(
-        [sys.executable, str(HERE / "watched.py"), target, *names],
+        [sys.executable, str(HERE / "oclgrind_programs.py"), target, *names],
         env={
             **os.environ,
             **own,

@@ -1,5 +1,5 @@
 """Kernels through LLVM as PTX: NVIDIA's assembler takes every family, and the same text of LLVM for
-this processor, on fibres, computes what NumPy does."""
+this processor, on fibers, computes what NumPy does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import test_cuda_text as cuda
-import test_thread_families as families
+import test_gpu_kernel_families as families
 
 import ekiden
 from ekiden import relay, runtime
@@ -85,7 +85,7 @@ SHUFFLE = """
 NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
 
 
-def for_fibres(text: gpu_kernel.KernelIr, target: Target, road: GpuBackend) -> bytes:
+def for_fibers(text: gpu_kernel.KernelIr, target: Target, road: GpuBackend) -> bytes:
     """What stand-ins for NVIDIA's libraries load, of a kernel as it is before it becomes PTX."""
     host = Target.host()
     ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(road.triple, host.triple)
@@ -146,15 +146,15 @@ def for_fibres(text: gpu_kernel.KernelIr, target: Target, road: GpuBackend) -> b
 
 
 @pytest.fixture
-def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A target of its own, whose kernels are made for fibres."""
-    monkeypatch.setattr(gpu_kernel, "compile_device_code", for_fibres)
-    return "nvptx -arch=sm_80 -model=fibres"
+def as_fibers(fake_cuda: Device, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A target of its own, whose kernels are made for fibers."""
+    monkeypatch.setattr(gpu_kernel, "compile_device_code", for_fibers)
+    return "nvptx -arch=sm_80 -model=fibers"
 
 
 @pytest.mark.parametrize("name", ["dense", "softmax", "scatter_add"])
-def test_ptx_kernels_match_numpy(as_fibres: str, name: str) -> None:
-    families.check(name, Target(as_fibres), None)
+def test_ptx_kernels_match_numpy(as_fibers: str, name: str) -> None:
+    families.check(name, Target(as_fibers), None)
 
 
 def a_function() -> PrimFunc:
@@ -167,11 +167,11 @@ def a_function() -> PrimFunc:
     return PrimFunc((out,), thread_loop(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
 
 
-def test_failing_index_check_in_ptx(as_fibres: str) -> None:
+def test_failing_index_check_in_ptx(as_fibers: str) -> None:
     """The first thread tells its values."""
     there = runtime.nd.array(np.zeros(64, "float32"), runtime.device("cuda"))
     with pytest.raises(ValueError, match="at 40 of 40"):
-        ekiden.build(a_function(), as_fibres)["f"](there)
+        ekiden.build(a_function(), as_fibers)["f"](there)
 
 
 def test_ptx_refuses_unsupported_features() -> None:

@@ -408,9 +408,9 @@ def test_every_kind_of_device_has_code(target: str, program: Callable[[], Progra
     ("columns", "threads", "rows_of_block"), [(512, 256, 1), (100, 32, 1), (40, 8, 4), (96, 96, 2)]
 )
 def test_cross_thread_reduction_uses_warp_shuffles(
-    fibres: Device, columns: int, threads: int, rows_of_block: int
+    fake_cuda: Device, columns: int, threads: int, rows_of_block: int
 ) -> None:
-    """CUDA C on fibres of a processor, with shuffles for what lies within a warp."""
+    """CUDA C on fibers of a processor, with shuffles for what lies within a warp."""
     schedule, args = rows(6, columns, threads, te.sum, rows_of_block)
     module = ekiden.build(schedule, args, "cuda -model=any", name="f")
     text = module.imported_modules[0].get_source()
@@ -420,17 +420,17 @@ def test_cross_thread_reduction_uses_warp_shuffles(
     assert text.count("__shfl_down_sync") == min(threads, 32).bit_length() - 1 + steps_across
     assert ("parts_B" in text) == (threads > 32)
     x = values(6, columns)
-    out = ekiden.nd.array(np.full(6, 7, "float32"), fibres)
-    module["f"](ekiden.nd.array(x, fibres), out)
+    out = ekiden.nd.array(np.full(6, 7, "float32"), fake_cuda)
+    module["f"](ekiden.nd.array(x, fake_cuda), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1))
 
 
 @pytest.mark.parametrize("threads", [8, 32, 64])
-def test_warps_tell_all_threads_what_the_kernel_reads(fibres: Device, threads: int) -> None:
+def test_warps_tell_all_threads_what_the_kernel_reads(fake_cuda: Device, threads: int) -> None:
     schedule, args = read_by_threads(8, 100, threads, False)
     module = ekiden.build(schedule, args, "cuda -model=any", name="f")
-    x, out = values(8, 100), ekiden.nd.array(np.full(8, 7, "float32"), fibres)
-    module["f"](ekiden.nd.array(x, fibres), out)
+    x, out = values(8, 100), ekiden.nd.array(np.full(8, 7, "float32"), fake_cuda)
+    module["f"](ekiden.nd.array(x, fake_cuda), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1) * 2 + 1)
 
 

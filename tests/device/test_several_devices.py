@@ -32,8 +32,8 @@ from ekiden.runtime.debug.debugger import Stepper
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
+from fake_drivers import GPU
 from long_runs import LONG, share
-from stand_ins import GPU
 
 RNG = np.random.default_rng(7)
 ROUNDS = (0, 1, 5)
@@ -49,7 +49,7 @@ def numbers(*shape: int) -> np.ndarray:
 W1, W2, X = numbers(16, 8), numbers(8, 16), numbers(4, 8)
 
 
-@pytest.fixture(scope="module", params=["opencl", "fibres"])
+@pytest.fixture(scope="module", params=["opencl", "fake_cuda"])
 def place(request: pytest.FixtureRequest) -> Device:
     """A device that is no processor: one of OpenCL, one of CUDA."""
     result = request.getfixturevalue(request.param)
@@ -145,11 +145,11 @@ def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
-def test_cuda_transfers_match_the_plan(fibres: Device, stand_ins: Path) -> None:
+def test_cuda_transfers_match_the_plan(fake_cuda: Device, fake_cuda_libraries: Path) -> None:
     """Counted by the library below the driver."""
-    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    library = ctypes.CDLL(str(fake_cuda_libraries / "libcuda.so.1"))
     names = (b"cuMemcpyHtoDAsync_v2", b"cuMemcpyDtoHAsync_v2", b"cuMemcpyDtoDAsync_v2")
-    exe = ekiden.compile(loop(fibres, cpu(0)), [cpu(0), fibres])
+    exe = ekiden.compile(loop(fake_cuda, cpu(0)), [cpu(0), fake_cuda])
     exe(X, np.int32(1))  # which places weights
     before = [library.stand_in_calls(name) for name in names]
     exe(X, np.int32(5))
@@ -158,13 +158,13 @@ def test_cuda_transfers_match_the_plan(fibres: Device, stand_ins: Path) -> None:
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which sees the order")
-def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None:
+def test_copies_do_not_wait_for_kernels(fake_cuda: Device, fake_cuda_libraries: Path) -> None:
     """What the host computes goes to the device while the device still works at what it began."""
-    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    library = ctypes.CDLL(str(fake_cuda_libraries / "libcuda.so.1"))
     x, y = relay.var("x", T), relay.var("y", T)
-    there = placed(x + placed(relay.exp(y), cpu(0)), fibres)
-    out = relay.Tuple([placed(relay.tanh(x), fibres), there])
-    exe = ekiden.compile(IRModule.from_expr(relay.Function([x, y], out)), [fibres, cpu(0)])
+    there = placed(x + placed(relay.exp(y), cpu(0)), fake_cuda)
+    out = relay.Tuple([placed(relay.tanh(x), fake_cuda), there])
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x, y], out)), [fake_cuda, cpu(0)])
     inputs = X, numbers(4, 8)
     for _ in range(2):  # the second time in memory of the first
         before = library.stand_in_overtaken()
@@ -175,14 +175,16 @@ def test_copies_do_not_wait_for_kernels(fibres: Device, stand_ins: Path) -> None
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which counts")
-def test_device_to_host_copy_waits_for_its_kernel_only(fibres: Device, stand_ins: Path) -> None:
+def test_device_to_host_copy_waits_for_its_kernel_only(
+    fake_cuda: Device, fake_cuda_libraries: Path
+) -> None:
     """Three kernels are queued before the host takes from any; the first two copies come before
     kernels behind theirs. Nothing waits but copies, and a run takes memory of the one before."""
-    library = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
+    library = ctypes.CDLL(str(fake_cuda_libraries / "libcuda.so.1"))
     x = relay.var("x", T)
-    values = [placed(op(x), fibres) for op in (relay.tanh, relay.exp, relay.negative)]
+    values = [placed(op(x), fake_cuda) for op in (relay.tanh, relay.exp, relay.negative)]
     out = relay.Tuple([placed(v + relay.const(float(n)), cpu(0)) for n, v in enumerate(values)])
-    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], out)), [cpu(0), fibres])
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], out)), [cpu(0), fake_cuda])
     exe(X)  # from then on launches are noted
     names = (b"cuStreamSynchronize", b"cuMemAlloc_v2", b"cuMemFree_v2")
     for _ in range(2):
@@ -234,13 +236,13 @@ def test_graph_executor_runs_on_several_devices(place: Device, tmp_path: Path) -
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
 @pytest.mark.parametrize("kind", ["vm", "aot", "graph"])
-def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Device) -> None:
+def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fake_cuda: Device) -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     second = runtime.cuda(1)
     asked: list[tuple[Device, dict[str, object]]] = [
-        (fibres, {"target": "cuda"}),
-        (fibres, {"device": fibres}),
+        (fake_cuda, {"target": "cuda"}),
+        (fake_cuda, {"device": fake_cuda}),
         (second, {"device": second, "target": "cuda"}),
         (second, {"device": second, "target": {"kind": "cuda"}}),
         (second, {"device": ["cuda:1"]}),
@@ -249,15 +251,15 @@ def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Dev
     for where, options in asked:
         result = relay.create_executor(kind, module, **options).evaluate()(X[0, :3])
         assert result.device == where
-    for device, target in ((cpu(0), "cuda"), (fibres, "llvm")):
+    for device, target in ((cpu(0), "cuda"), (fake_cuda, "llvm")):
         with pytest.raises(CompileError, match=f"target kind '{target}' makes no code for"):
             relay.create_executor(kind, module, device, target)
     with pytest.raises(InputError, match=r"expected cuda\(0\), got cuda\(1\)"):
-        relay.create_executor(kind, module, device=second, target={fibres: "cuda"})
+        relay.create_executor(kind, module, device=second, target={fake_cuda: "cuda"})
 
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
-def test_program_refuses_other_devices(fibres: Device) -> None:
+def test_program_refuses_other_devices(fake_cuda: Device) -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     lib = relay.build(module, "cuda")
@@ -271,7 +273,7 @@ def test_program_refuses_other_devices(fibres: Device) -> None:
         lambda device: debug_executor.create(graph, far, device),
     )
     for face in faces:
-        face(fibres)
+        face(fake_cuda)
         for other in (cpu(0), runtime.cuda(1), runtime.device("vulkan", 0)):
             with pytest.raises(InputError, match=rf"expected.*got {re.escape(str(other))}"):
                 face(other)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import test_cuda_text as cuda
+import test_gpu_kernel_families as families
 import test_ptx as ptx
-import test_thread_families as families
 
 import ekiden
 from ekiden import relay
@@ -23,8 +23,8 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from fake_drivers import compile_fake_driver
 from long_runs import LONG, alike
-from stand_ins import stand_in
 
 HERE = Path(__file__).parent
 ANY = "opencl -mtriple=spirv64 -model=any"
@@ -171,7 +171,7 @@ def test_driver_without_spirv_is_an_error(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler: apt-get install gcc")
     library = tmp_path / "libOpenCL.so.1"
-    stand_in("opencl", library)
+    compile_fake_driver("opencl", library)
     command = [sys.executable, str(HERE / "spirv_refused.py"), str(library)]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "EKIDEN_CACHE_DIR": ""}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)

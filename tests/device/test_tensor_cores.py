@@ -1,4 +1,4 @@
-"""Products on tensor cores: tensorized schedules and the family of products, as CUDA C on fibres,
+"""Products on tensor cores: tensorized schedules and the family of products, as CUDA C on fibers,
 whose header computes what a warp does; and what NVIDIA's compiler makes of them."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def tensorized(m: int, n: int, k: int, dtype: str, turned: bool, gap: int = 0) -
     ("dtype", "turned", "gap"), [("float16", False, 0), ("float16", True, 24), ("int8", True, 0)]
 )
 def test_tensorized_schedules_match_numpy(
-    fibres: Device, dtype: str, turned: bool, gap: int
+    fake_cuda: Device, dtype: str, turned: bool, gap: int
 ) -> None:
     m, n, k = 64, 96, 48
     module = ekiden.build(tensorized(m, n, k, dtype, turned, gap), TARGET)
@@ -104,7 +104,7 @@ def test_tensorized_schedules_match_numpy(
     assert (", 24);" in text) is (gap > 0)  # how far apart rows are in memory of the block
     a, b = numbers(m, k, dtype=dtype), numbers(*((n, k) if turned else (k, n)), dtype=dtype)
     wide = "int32" if dtype == "int8" else "float32"
-    inputs = [runtime.nd.array(x, fibres) for x in (a, b, np.zeros((m, n), wide))]
+    inputs = [runtime.nd.array(x, fake_cuda) for x in (a, b, np.zeros((m, n), wide))]
     module["main"](*inputs)
     right = b.T if turned else b
     np.testing.assert_array_equal(inputs[-1].numpy(), a.astype(wide) @ right.astype(wide))
@@ -131,7 +131,7 @@ CASES: dict[str, tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tensor_core_small_dtypes_match_numpy(fibres: Device, name: str) -> None:
+def test_tensor_core_small_dtypes_match_numpy(fake_cuda: Device, name: str) -> None:
     """The same as in float32 on a processor, rounded once: sums are exact in both."""
     build, argument = CASES[name]
     module = program(build, *argument)
@@ -159,7 +159,7 @@ def test_devices_without_matrices_of_a_warp() -> None:
         ekiden.build(tensorized(32, 32, 16, "float16", False), "opencl -device=any")
 
 
-def test_divergent_warp_call_is_refused(doomed: Device) -> None:
+def test_divergent_warp_call_is_refused(disposable_cuda: Device) -> None:
     sums = Buffer("sums", (const(256),), "float32", "wmma.accumulator")
     out, thread = Buffer("out", (const(16), const(16)), "float32"), Var("thread")
     held = BufferAddress(sums, access="w")
@@ -171,7 +171,7 @@ def test_divergent_warp_call_is_refused(doomed: Device) -> None:
     func = PrimFunc(
         (out,), thread_loop(Var("block"), 1, "blockIdx.x", threads), {"global_symbol": "f"}
     )
-    there = runtime.nd.array(np.zeros((16, 16), "float32"), doomed)
+    there = runtime.nd.array(np.zeros((16, 16), "float32"), disposable_cuda)
     ekiden.build(func, TARGET)["f"](there)
     with pytest.raises(DeviceError, match="in kernel 'f_kernel'"):
         there.numpy()

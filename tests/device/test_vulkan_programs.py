@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_cuda_text as cuda
+import test_gpu_kernel_families as families
 import test_ptx as ptx
 import test_reductions_of_schedules as reductions
-import test_thread_families as families
 
 import ekiden
 from ekiden import relay, runtime, tir

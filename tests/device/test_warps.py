@@ -1,5 +1,5 @@
 """What threads of a warp hand each other: the calls by themselves, and kernels that combine values
-by them, on fibres, in PTX and in the code of NVIDIA's devices."""
+by them, on fibers, in PTX and in the code of NVIDIA's devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_cuda_text as cuda
+import test_gpu_kernel_families as families
 import test_ptx as ptx
 import test_tensor_cores as tensors
-import test_thread_families as families
 from test_cuda_text import nvrtc as nvrtc  # the fixture
 
 import ekiden
@@ -73,34 +73,34 @@ def given(dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("through", ["cuda", "ptx"])
 def test_warp_shuffle_calls_match_reference(
-    fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str
+    fake_cuda: Device, monkeypatch: pytest.MonkeyPatch, through: str
 ) -> None:
     """Each of them, and values of every type, through one word or two."""
     target = TARGET
     if through == "ptx":
-        monkeypatch.setattr(gpu_kernel, "compile_device_code", ptx.for_fibres)
-        target = "nvptx -arch=sm_80 -model=fibres"
+        monkeypatch.setattr(gpu_kernel, "compile_device_code", ptx.for_fibers)
+        target = "nvptx -arch=sm_80 -model=fibers"
     calls = [(call, "float32") for call, _ in CALLS] + [(CALLS[3][0], d) for d in DTYPES]
     lanes = [lane(np.arange(32)) for _, lane in CALLS] + [CALLS[3][1](np.arange(32))] * len(DTYPES)
     built = ekiden.build(program(calls), target)
     arrays = [f(given(dtype)) for _, dtype in calls for f in (np.copy, np.zeros_like)]
-    there = [runtime.nd.array(a, fibres) for a in arrays]
+    there = [runtime.nd.array(a, fake_cuda) for a in arrays]
     built["f"](*there)
     for n, (call, dtype) in enumerate(calls):
         expected = given(dtype)[:, lanes[n]]
         assert there[2 * n + 1].numpy().tolist() == expected.tolist(), (call, dtype)
 
 
-@pytest.mark.skipif(cuda.GPU, reason="needs fibres: what a GPU does with such a call is not said")
+@pytest.mark.skipif(cuda.GPU, reason="needs fibers: what a GPU does with such a call is not said")
 def test_divergent_shuffle_is_an_error(
-    fibres: Device, doomed: Device, capfd: pytest.CaptureFixture[str]
+    fake_cuda: Device, disposable_cuda: Device, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Half of a warp may call where the mask has half; else the device is lost."""
-    for mask, device in (("65535", fibres), ("4294967295", doomed)):
+    for mask, device in (("65535", fake_cuda), ("4294967295", disposable_cuda)):
         call = (SOME.format(mask=mask), "float32")
         here, there = (runtime.nd.array(given("float32"), device) for _ in range(2))
         ekiden.build(program([call], guard="t < 16"), TARGET)["f"](here, there)
-        if device is fibres:
+        if device is fake_cuda:
             assert there.numpy()[:, :15].tolist() == given("float32")[:, 1:16].tolist()
             continue
         with pytest.raises(DeviceError, match="in kernel 'f_kernel'"):
@@ -188,7 +188,7 @@ def row_data(name: str) -> np.ndarray:
 
 @alike(4)
 @pytest.mark.parametrize("name", ROWS)
-def test_kernels(fibres: Device, name: str) -> None:
+def test_kernels(fake_cuda: Device, name: str) -> None:
     """Of every type, and of lengths that no warp divides."""
     make, meaning, dtype, _ = ROWS[name]
     x = row_data(name)
@@ -215,10 +215,10 @@ def spread(x: RelayExpr) -> RelayExpr:
     ids=["rows", "all"],
 )
 def test_long_rows_of_many_units(
-    fibres: Device, make: Callable[..., RelayExpr], meaning: Callable[..., np.ndarray]
+    fake_cuda: Device, make: Callable[..., RelayExpr], meaning: Callable[..., np.ndarray]
 ) -> None:
     """Elements of few long rows have threads of the whole device, reductions of them a block."""
-    assert fibres.exist
+    assert fake_cuda.exist
     x, target = families.numbers(2, 4001), f"{TARGET} -cores=108"
     texts = [k.code for k in kernels_of(make, x, target)]
     assert sum(b"__shfl_down_sync" in text for text in texts) == 2

@@ -1,4 +1,4 @@
-"""Programs as WGSL, run through the package wgpu: what they compute, and what WGSL cannot say."""
+"""WGSL programs, run through the package wgpu: results, and what WGSL cannot express."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_thread_families as families
+import test_gpu_kernel_families as families
 
 import ekiden
 from ekiden import relay

@@ -1,4 +1,4 @@
-"""TVM's command line and its functions."""
+"""tvmc: TVM's command line and its Python functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing compiled programs with the interpreter."""
+"""Comparison of compiled programs with the interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ekiden
-from agreement import agree, equal
+from comparison import agree, equal
 from ekiden import relay
 from ekiden.relay.interpreter import Interpreter
 

@@ -1,4 +1,4 @@
-"""The file of a compiled model: the same bytes each time, and nothing else is taken for one."""
+"""Artifact files: reproducible bytes, and rejection of everything else."""
 
 from __future__ import annotations
 

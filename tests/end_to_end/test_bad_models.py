@@ -1,4 +1,4 @@
-"""Broken ONNX files given to `ekiden.compile`: one error of its own, never a crash."""
+"""Broken ONNX files: one error from `ekiden.compile`, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators whose result's shape is data: compiled, interpreted, and in NumPy."""
+"""Operators with data-dependent output shapes: compiled, interpreted, and in NumPy."""
 
 from __future__ import annotations
 

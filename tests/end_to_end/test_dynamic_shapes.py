@@ -1,4 +1,4 @@
-"""Shapes that are not known where a function begins: `?` in any function, and names for it."""
+"""Shapes unknown at function entry: `?` in any function, and named dimensions."""
 
 from __future__ import annotations
 

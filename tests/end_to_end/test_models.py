@@ -1,4 +1,4 @@
-"""Whole models, compiled once each, give what ONNX Runtime gives."""
+"""Whole models, compiled once each, against ONNX Runtime."""
 
 from __future__ import annotations
 

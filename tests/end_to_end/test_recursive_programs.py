@@ -11,7 +11,7 @@ import pytest
 from relay_networks import check, normal
 
 import ekiden
-from agreement import agree, flatten
+from comparison import agree, flatten
 from ekiden import relay, runtime
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError

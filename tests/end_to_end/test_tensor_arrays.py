@@ -1,4 +1,4 @@
-"""The tensor arrays of the prelude, compiled: lists of tensors whose shapes differ."""
+"""The prelude's tensor arrays, compiled: lists of tensors of different shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small ONNX models for tests, and running them by Ekiden's interpreter and by others."""
+"""Small ONNX models for tests, run by Ekiden's interpreter and by reference engines."""
 
 from __future__ import annotations
 

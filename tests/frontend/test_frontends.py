@@ -1,4 +1,4 @@
-"""The table of frontends: which row takes what, what is missing, what is refused."""
+"""The frontend table: recognition of models, missing packages, rejected options."""
 
 from __future__ import annotations
 

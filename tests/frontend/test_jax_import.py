@@ -1,4 +1,4 @@
-"""JAX: what is taken, names and sizes of inputs, rarer operations, errors."""
+"""JAX import: accepted inputs, names and sizes, rare operations, errors."""
 
 from __future__ import annotations
 

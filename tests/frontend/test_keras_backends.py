@@ -1,4 +1,4 @@
-"""Models of Keras go the way of what Keras computes with."""
+"""Keras models are imported by the frontend of their backend."""
 
 from __future__ import annotations
 

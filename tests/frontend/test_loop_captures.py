@@ -1,4 +1,4 @@
-"""What a loop's body captures, or carries unchanged, is computed once, before the loop."""
+"""Loop invariants: what a loop's body captures, or carries unchanged, is computed once."""
 
 from __future__ import annotations
 

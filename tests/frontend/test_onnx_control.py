@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - graphs in a line, attributes as helper.make_node
-"""If, Loop and Scan: nested, over outer values, with shapes that change; as ONNX's reference."""
+"""If, Loop and Scan: nesting, captured values, changing shapes; against ONNX's reference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - messages are compared whole
-"""What cannot be imported says so: whole messages."""
+"""Import errors: the whole messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourier transforms of float32 by products with a matrix of waves, beside NumPy's in float64."""
+"""Float32 Fourier transforms by matrix products, against NumPy's in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of ONNX without the rest of its package, and what is read without asking it."""
+"""ONNX's protobuf messages without the package onnx."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - graphs in a line, attributes as helper.make_node
-"""Values whose rank only the run knows: of branches, of loops, and what follows them."""
+"""Values of data-dependent rank, from branches and loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent operators against ONNX Runtime: what ONNX's own tests leave out."""
+"""Recurrent operators against ONNX Runtime, beyond ONNX's own tests."""
 
 from __future__ import annotations
 

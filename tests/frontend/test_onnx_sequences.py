@@ -1,4 +1,4 @@
-"""Sequences and optional values: known at import, carried by loops, as inputs and outputs."""
+"""Sequences and optionals: known at import, loop-carried, as inputs and outputs."""
 
 from __future__ import annotations
 

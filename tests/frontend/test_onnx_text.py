@@ -1,4 +1,4 @@
-"""Models with strings: as inputs, constants and outputs, moved about, compared and matched."""
+"""String tensors: inputs, constants, outputs, data movement, comparison, matching."""
 
 from __future__ import annotations
 

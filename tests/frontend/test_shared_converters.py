@@ -1,4 +1,4 @@
-"""The tables of operators that several formats have: names, and what is computed of sizes."""
+"""Converter tables shared by several frontends: names, and shape computations."""
 
 from __future__ import annotations
 

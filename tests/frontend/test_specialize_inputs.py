@@ -1,4 +1,4 @@
-"""`shape=` of Relay programs: symbolic and unknown dimensions of inputs get stated sizes."""
+"""`shape=` of Relay programs: sizes for symbolic and unknown dimensions of inputs."""
 
 from __future__ import annotations
 

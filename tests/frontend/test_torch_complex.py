@@ -1,4 +1,4 @@
-"""Complex numbers of PyTorch, which are pairs of real ones here: arithmetic, Fourier transforms."""
+"""PyTorch complex numbers as pairs of real ones: arithmetic, Fourier transforms."""
 
 from __future__ import annotations
 

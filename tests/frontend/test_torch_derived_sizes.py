@@ -1,4 +1,4 @@
-"""Sizes that are made of a symbol, 2 * Dim("h"), of which no input has a dimension."""
+"""Derived dimensions of torch.export, such as 2 * Dim("h"), whose symbol no input has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.linalg: what a program gives where factors are unique, that they are factors elsewhere."""
+"""torch.linalg: results where factors are unique, reconstruction elsewhere."""
 
 from __future__ import annotations
 

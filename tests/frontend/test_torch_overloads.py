@@ -1,4 +1,4 @@
-"""Rows of PyTorch's table beside all overloads of their operators."""
+"""Converter rows cover all overloads of PyTorch's operators."""
 
 from __future__ import annotations
 

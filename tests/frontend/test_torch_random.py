@@ -1,4 +1,4 @@
-"""Random numbers of exported programs, which a generator among their states draws."""
+"""Random numbers of exported programs, drawn from a generator state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few of PyTorch's own samples, as scripts/pytorch_coverage.py runs all of them."""
+"""A sample of PyTorch's operator tests; scripts/pytorch_coverage.py runs all."""
 
 from __future__ import annotations
 

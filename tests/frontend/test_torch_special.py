@@ -1,4 +1,4 @@
-"""Special functions, made of plain arithmetic."""
+"""Special functions, composed of basic arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients, random numbers and checks in graphs of torch.compile, beside eager PyTorch."""
+"""Gradients, random numbers and checks in torch.compile graphs, against eager PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes to inputs: bytes, texts of numbers and JSON, each by a random generator of its own."""
+"""Mutations of inputs: bytes, texts of numbers and JSON, by seeded generators."""
 
 from __future__ import annotations
 

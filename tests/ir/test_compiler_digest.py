@@ -1,4 +1,4 @@
-"""The digest that every cache on disk has in its keys: of all that decides what is compiled."""
+"""The compiler digest, part of the key of every disk cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds objects under TVM's names."""
+"""TVM's containers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Passes, their context and the instruments that watch them."""
+"""Passes, PassContext and instruments."""
 
 from __future__ import annotations
 

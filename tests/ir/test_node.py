@@ -1,4 +1,4 @@
-"""Nodes: made once, compared by identity, copied and shown as dataclasses are."""
+"""Nodes: immutable, compared by identity, copied and printed like dataclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalar expressions: what a user of shapes relies on."""
+"""Scalar expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equality and hash of meaning."""
+"""Structural equality and hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registries whose rows load when they are looked up."""
+"""Registries that load their rows on lookup."""
 
 from __future__ import annotations
 

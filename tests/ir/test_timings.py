@@ -1,4 +1,4 @@
-"""The tree of what a compilation spends its time on: rows, JSON, flame charts, workers."""
+"""Compile-time profile: rows, JSON, flame charts, workers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The code of an artifact for another architecture, run in an emulator."""
+"""Code of an artifact for another architecture, run in an emulator."""
 
 import numpy as np
 import pytest

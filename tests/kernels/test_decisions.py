@@ -1,4 +1,4 @@
-"""Families of kernels: decisions as text, what is refused; no decision changes a result."""
+"""Kernel families: decisions as text and their validation; no decision changes a result."""
 
 from __future__ import annotations
 

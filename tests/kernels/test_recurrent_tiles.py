@@ -1,4 +1,4 @@
-"""Register tiles of recurrent layers: what registers hold, and that no tile changes a result."""
+"""Register tiles of recurrent layers: register use, and results for every tile."""
 
 from __future__ import annotations
 

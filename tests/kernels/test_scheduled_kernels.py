@@ -1,4 +1,4 @@
-"""Kernels that are schedules: traces print, replay and move; families without one say why."""
+"""Scheduled kernels: traces print, replay and transfer; unscheduled families give a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of transformers, one or more of each family, as folders."""
+"""Small transformers models of every family, as folders."""
 
 from __future__ import annotations
 

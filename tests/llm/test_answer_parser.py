@@ -1,4 +1,4 @@
-"""Answers in parts: reasoning, content and calls of functions, however their text is cut."""
+"""Streaming parser of answers: reasoning, content and tool calls at any chunk boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of bitsandbytes: numbers are those that it decodes itself."""
+"""bitsandbytes weights decode to the values of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in channels are told apart, however their text is cut."""
+"""Streaming parser of answers in channels."""
 
 from __future__ import annotations
 

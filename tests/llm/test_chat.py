@@ -1,4 +1,4 @@
-"""Conversations: templates, and a decoder as a served model of text."""
+"""Chat templates, and a decoder as a served text model."""
 
 from __future__ import annotations
 

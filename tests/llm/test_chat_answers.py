@@ -1,4 +1,4 @@
-"""Conversations in Python and in the terminal."""
+"""Chat in Python and in the terminal."""
 
 from __future__ import annotations
 

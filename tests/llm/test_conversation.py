@@ -1,4 +1,4 @@
-"""Conversations with tools and reasoning on a decoder: what the template says, and forced calls."""
+"""Conversations with tools and reasoning: templates, and forced tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders: logits of every architecture, and what is refused."""
+"""Decoder architectures: logits, and rejected configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding models: hidden states are those of transformers, pooled as the folder says."""
+"""Embedding models: hidden states of transformers, pooled as configured."""
 
 from __future__ import annotations
 

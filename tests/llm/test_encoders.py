@@ -1,4 +1,4 @@
-"""Encoders: states and scores are those of transformers, alone and padded beside longer texts."""
+"""Encoders: hidden states and scores of transformers, alone and padded."""
 
 from __future__ import annotations
 

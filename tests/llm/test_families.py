@@ -1,4 +1,4 @@
-"""Families of decoders: logits of folders that transformers wrote, beside transformers."""
+"""Decoder families: logits against transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation: texts alone and together, sampling, shared beginnings, the command."""
+"""Generation: single sequences and batches, sampling, shared prefixes, the command."""
 
 from __future__ import annotations
 

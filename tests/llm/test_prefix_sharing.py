@@ -1,4 +1,4 @@
-"""Texts of one prompt that come at once share its pages: the first fills them, the others wait."""
+"""Concurrent sequences with one prompt share its pages: the first fills them, the others wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small decoders with random weights, one of each architecture, as checkpoints in memory."""
+"""Small decoders with random weights, one per architecture, as in-memory checkpoints."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from matrix_refusals import documented, no_call, open_fault
 from matrix_ways import WAYS, OtherProcessError, Resources
 from program_features import FEATURES
 
-from agreement import agree, flatten
+from comparison import agree, flatten
 from ekiden import opencl
 from ekiden.runtime.errors import EkidenError, InternalError
 from ekiden.target import Target

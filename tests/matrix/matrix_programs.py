@@ -34,7 +34,7 @@ from program_scope import (
 )
 from tensor_steps import TensorSteps
 
-from agreement import Array, flatten
+from comparison import Array, flatten
 from ekiden import byoc, relay
 from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportResult
 from ekiden.ir.expr import BaseFunc

@@ -22,7 +22,7 @@ from program_scope import LIBRARY
 from sessions import ExecutableSession, GraphSession, Session, TensorSession
 
 import ekiden
-from agreement import Array, flatten
+from comparison import Array, flatten
 from ekiden import rpc, runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.devices.engines import engine_folder

@@ -1,4 +1,4 @@
-"""What a generated program is grown from: its types, its library, and what is in scope."""
+"""Scope of a generated program: its types, its library, and its variables."""
 
 from __future__ import annotations
 

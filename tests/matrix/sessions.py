@@ -1,4 +1,4 @@
-"""Sessions: what runs a program call after call, and carries its states from one to the next."""
+"""Sessions: repeated calls of a program with states carried from one call to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matrix_programs import STATE, Argument, Program, as_constructed
 from program_scope import LIBRARY
 
 import ekiden
-from agreement import Array
+from comparison import Array
 from ekiden.contrib.graph_executor import GraphModule
 from ekiden.runtime import Device
 

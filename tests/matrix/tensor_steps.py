@@ -10,7 +10,7 @@ import numpy as np
 from choices import Choices
 
 import ekiden
-from agreement import Array
+from comparison import Array
 from ekiden import relay
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.relay import op

@@ -1,4 +1,4 @@
-"""MetaSchedule's names: tuning of loop programs and Relay programs, databases, PyTorch modules."""
+"""MetaSchedule's API: tuning of loop programs and Relay programs, databases, PyTorch modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model libraries of strangers: what is wrong in one is a LoadError, none of it becomes code."""
+"""Malformed model libraries give a LoadError, and none of their content is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model libraries: what is in them, the memory they plan, and what they refuse."""
+"""Model library format: contents, planned memory, and rejected programs."""
 
 from __future__ import annotations
 

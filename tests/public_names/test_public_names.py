@@ -1,4 +1,4 @@
-"""What was public at the baseline is public today, and is called as it was."""
+"""Public names of the baseline exist, and are called as they were."""
 
 from __future__ import annotations
 

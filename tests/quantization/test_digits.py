@@ -1,4 +1,4 @@
-"""Networks trained on scikit-learn's digits: what integers lose, beside those of ONNX Runtime."""
+"""Accuracy of quantised networks on scikit-learn's digits, beside ONNX Runtime's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize(): each recipe on small networks, beside the floats and beside ONNX Runtime."""
+"""quantize(): each recipe on small networks, beside float and ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""relay.quantize: programs of Relay with their products in integers."""
+"""relay.quantize: Relay programs with integer products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding by data: GPTQ, learned rounding, and steps that follow the size of inputs."""
+"""Data-driven rounding: GPTQ, learned rounding, and activation-aware scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that several tests of Relay share."""
+"""Programs shared by Relay's tests."""
 
 from __future__ import annotations
 

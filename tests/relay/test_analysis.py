@@ -1,4 +1,4 @@
-"""Well-formedness and counts."""
+"""Well-formedness and operator counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that generated code gives, and values that executors take."""
+"""Names in generated code, and argument conversion of executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a program, shown by a user's function; and calls without a place."""
+"""Diagnostics through a user's renderer."""
 
 from __future__ import annotations
 

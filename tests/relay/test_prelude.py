@@ -1,4 +1,4 @@
-"""The standard library: what each function gives, in the interpreter and in the VM."""
+"""The prelude: every function, in the interpreter and in the VM."""
 
 # ruff: noqa: ANN401
 

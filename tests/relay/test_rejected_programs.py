@@ -1,4 +1,4 @@
-"""Every program of the file of rejected ones gives its message, line and caret."""
+"""Every invalid program gives its message, line and caret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Printer and parser: what is printed reads back the same; errors point at their place."""
+"""Printer and parser: round trips, and locations in errors."""
 
 from __future__ import annotations
 

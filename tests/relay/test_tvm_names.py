@@ -1,4 +1,4 @@
-"""Small helpers that programs written for TVM import."""
+"""Helper functions of TVM's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type inference: what it finds, what it refuses and how it says so."""
+"""Type inference: results, rejections and messages."""
 
 from __future__ import annotations
 

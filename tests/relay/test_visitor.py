@@ -1,4 +1,4 @@
-"""Walks and rewrites of expressions."""
+"""Visitors and mutators of expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wheels have in them, and that the one of deployments does without the compiler."""
+"""Contents of the wheels; the runtime wheel works without the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of digests: of each program the texts of its kernels and of its bytecode, by target."""
+"""Table of digests: kernel texts and bytecode of each program, by target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another commit of this repository, as a folder of files that Python can run."""
+"""Check out another commit of this repository as an importable folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test of a program of the replay."""
+"""The test of a replay program."""
 
 from __future__ import annotations
 

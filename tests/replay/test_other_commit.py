@@ -1,4 +1,4 @@
-"""Other commits as folders that Python can run."""
+"""Other commits as importable folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server in C and its functions, for the tests of this folder."""
+"""The C server and its functions, for the tests of this folder."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""Frames that are no messages: a FrameError, and nothing is made of what they announce."""
+"""Malformed frames give a FrameError, without allocation of announced sizes."""
 
 import random
 import socket

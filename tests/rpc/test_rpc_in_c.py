@@ -1,4 +1,4 @@
-"""The server in C: what it refuses, survives and weighs."""
+"""The C server: rejections, robustness, size."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Keys, and what a session may not do."""
+"""Keys, and the limits of a session."""
 
 import fcntl
 import os

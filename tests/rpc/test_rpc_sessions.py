@@ -1,4 +1,4 @@
-"""What a session does, with this process and with a server's: both the same."""
+"""Sessions, in this process and in a server's."""
 
 import gc
 import os

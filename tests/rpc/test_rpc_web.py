@@ -1,4 +1,4 @@
-"""A page as a device: Node with ekiden-web waits at a proxy by WebSocket."""
+"""A page as a device: Node with ekiden-web at a proxy, over WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deployment package imports nothing of the compiler, and little else."""
+"""The runtime package imports no compiler, and little else."""
 
 import re
 import subprocess

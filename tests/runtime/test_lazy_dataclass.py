@@ -1,4 +1,4 @@
-"""Dataclasses with late methods behave as Python's."""
+"""Lazy dataclasses behave like Python's."""
 
 import copy
 import dataclasses

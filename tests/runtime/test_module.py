@@ -1,4 +1,4 @@
-"""Modules: shared libraries built here, and images that are not images."""
+"""Modules: shared libraries built here, and invalid images."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Tensors in files: the safetensors format, held against the package of that name."""
+"""Parameter files in the safetensors format, against the package safetensors."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Modules are saved with all that they import, and come back so."""
+"""Modules are saved and loaded with all their imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stub of the extension says what the extension has."""
+"""The extension's stub file lists what the extension exports."""
 
 import ast
 from pathlib import Path

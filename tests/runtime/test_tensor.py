@@ -1,4 +1,4 @@
-"""Tensors: what they share, what they copy, and how they travel through DLPack."""
+"""Tensors: sharing, copies, DLPack."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Measuring functions, and what modules can be asked."""
+"""Time evaluators, and module queries."""
 
 from collections.abc import Iterator
 from typing import Any

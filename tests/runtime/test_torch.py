@@ -1,4 +1,4 @@
-"""PyTorch's tensors, through the C functions that its class offers and ours does."""
+"""PyTorch tensors, exchanged through the C functions of DLPack."""
 
 import gc
 import weakref

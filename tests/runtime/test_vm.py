@@ -1,4 +1,4 @@
-"""Executables and the virtual machine from Python, on programs of a few instructions."""
+"""Executables and the virtual machine from Python, on small programs."""
 
 import gc
 import pickle

@@ -16,7 +16,7 @@ _SESSIONS = "tests/rpc/test_rpc_sessions.py"
 _IN_C = "tests/rpc/test_rpc_in_c.py"
 _TRUST = "tests/compiler/test_cache_trust.py"
 _CACHE = "tests/compiler/test_cache_files.py"
-_APART = "tests/compiler/test_results_apart.py"
+_APART = "tests/compiler/test_result_aliasing.py"
 _BOUNDS = "tests/serve/test_serve_bounds.py"
 _ATTACKS = f"{_WALLS}::test_every_attack_from_inside_is_refused"
 _CALLS = f"{_WALLS}::test_the_calls_that_pass_are_those_of_the_table"
@@ -37,7 +37,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/c/test_c_runtime.py::test_damaged_files_are_harmless",
     ),
     "The wrapper library (`libekiden_NAME.so`": (
-        "tests/byoc/test_from_c.py::test_no_file_is_opened_by_a_name_that_leads_out_of_a_folder",
+        "tests/byoc/test_engines_in_c.py::test_no_file_is_opened_by_a_name_that_leads_out_of_a_folder",
     ),
     "It can consume time and memory": (
         "tests/frontend/test_onnx_mutated.py",
@@ -57,10 +57,10 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         f"{_SERVING}::test_control_needs_a_token_or_to_be_allowed",
     ),
     "Nothing: the compiler computes shapes": (
-        _FUZZ, "tests/relay/op/test_extreme_finds.py", "tests/relay/op/test_refused_shapes.py",
+        _FUZZ, "tests/relay/op/test_extreme_attributes.py", "tests/relay/op/test_refused_shapes.py",
         "tests/security/test_bounded_patterns.py",
     ),
-    "Kernels that compute sizes at run": ("tests/backend/test_checked_sizes.py",),
+    "Kernels that compute sizes at run": ("tests/backend/test_size_overflow.py",),
     "A fuzzer tries extreme attributes": (_FUZZ,),
     "Nothing: every frame is checked": (
         "tests/rpc/test_rpc_frames.py::test_mutated_bodies_are_parsed_or_refused",
@@ -129,7 +129,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_frames.py::test_silent_clients_do_not_block_others",
     ),
     "Each session is a separate process": (
-        "tests/rpc/test_rpc_fresh.py::test_a_server_and_its_sessions_are_no_forks",
+        "tests/rpc/test_rpc_spawn.py::test_a_server_and_its_sessions_are_no_forks",
     ),
     "It shares no memory with the server": (
         f"{_WALLS}::test_nothing_of_the_server_is_in_a_session",
@@ -164,12 +164,12 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "All sessions end with their server": (
         f"{_WALLS}::test_a_session_ends_with_a_killed_server",
-        "tests/rpc/test_rpc_folders.py::test_a_server_removes_what_a_killed_one_left",
+        "tests/rpc/test_rpc_stale_folders.py::test_a_server_removes_what_a_killed_one_left",
     ),
     "`ekiden-rpc` uses the default limits": (f"{_IN_C}::test_a_session_in_c_has_its_time",),
     "A server refuses to start": (f"{_WALLS}::test_a_server_that_lacks_a_wall_refuses_to_start",),
     "`sandbox=False` (`--no-sandbox`)": (
-        "tests/rpc/test_rpc_elsewhere.py::test_verify_on_another_processor",
+        "tests/rpc/test_rpc_cross_architecture.py::test_verify_on_another_processor",
     ),
     "To test a server as on an older": (_ATTACKS,),
     "Devices remain usable": (
@@ -209,7 +209,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         f"{_COMPILING}::test_the_environment_has_a_limit_of_time",
     ),
     "Runs have limits of their own": (
-        "tests/runtime/test_limits.py::test_a_run_with_a_timeout",
+        "tests/runtime/test_run_limits.py::test_a_run_with_a_timeout",
         "tests/runtime/test_interrupts.py::test_control_c_ends_a_run",
     ),
     # Serving models
@@ -274,10 +274,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "If many clients disconnect": (
         f"{_CLOSING}::test_loop_iteration_closes_a_bounded_number_of_connections",
     ),
-    "**Texts.** One loop owns": ("tests/llm/test_loop.py",),
+    "**Texts.** One loop owns": ("tests/llm/test_engine_loop.py",),
     "A text that waits for a slot": (
         f"{_SERVING}::test_an_answer_ends_with_its_client",
-        f"{_SERVING}::test_a_request_whose_client_has_gone_is_not_run", "tests/llm/test_loop.py",
+        f"{_SERVING}::test_a_request_whose_client_has_gone_is_not_run",
+        "tests/llm/test_engine_loop.py",
     ),
     "Stop strings have at most": (
         f"{_SERVING}::test_texts_that_stop_an_answer_are_short",

@@ -435,7 +435,7 @@ def test_a_model_on_a_small_machine(tmp_path: Path) -> None:
     np.testing.assert_allclose(result, np.tanh(data), rtol=1e-5)
 
 
-def test_a_function_of_a_library_calls_what_the_driver_loads(fibres: Device) -> None:
+def test_a_function_of_a_library_calls_what_the_driver_loads(fake_cuda: Device) -> None:
     """003: CUDAModule, behind a function of the host that says how many threads there are."""
     a = te.placeholder((3,), name="a")
     schedule = tir.Schedule(te.create_prim_func([a, te.compute((3,), lambda i: a[i] + 1.0)]))
@@ -444,9 +444,9 @@ def test_a_function_of_a_library_calls_what_the_driver_loads(fibres: Device) -> 
     library = tvm.build(schedule.func, "cuda", name="addone")
     (device_module,) = library.imported_modules
     assert device_module.type_key == "cuda" and "threadIdx.x" in device_module.get_source()
-    data, out = (tvm.nd.array(np.zeros(3, F32), fibres) for _ in range(2))
+    data, out = (tvm.nd.array(np.zeros(3, F32), fake_cuda) for _ in range(2))
     library["addone"](data, out)
-    assert out.numpy().tolist() == [1, 1, 1] and out.device == fibres
+    assert out.numpy().tolist() == [1, 1, 1] and out.device == fake_cuda
 
 
 # What is not tried --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Targets of devices have the facts of this machine's, or what is said."""
+"""Device targets take attributes of this machine's device, unless they are stated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose implementation the current target chooses."""
+"""Generic functions dispatch on the current target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine is, from what its system says."""
+"""Host detection: the processor from the system's description."""
 
 from __future__ import annotations
 

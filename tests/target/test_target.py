@@ -1,4 +1,4 @@
-"""Targets: text form, facts, errors."""
+"""Targets: text form, attributes, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face of TVM's Target: attributes, keys, hosts, the current target, tags."""
+"""TVM's Target API: attributes, keys, hosts, the current target, tags."""
 
 from __future__ import annotations
 

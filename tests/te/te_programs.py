@@ -1,4 +1,4 @@
-"""What tests of tensor expressions share: running them plainly and as compiled."""
+"""Helpers of te tests: evaluation, interpreted and compiled."""
 
 from __future__ import annotations
 

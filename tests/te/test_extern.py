@@ -1,4 +1,4 @@
-"""Computations written as statements, and loop programs called on tensors."""
+"""te.extern, and loop programs called on tensors."""
 
 from __future__ import annotations
 

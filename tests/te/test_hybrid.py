@@ -1,4 +1,4 @@
-"""Hybrid scripts: compiled and run as Python they give the same."""
+"""Hybrid scripts give the same results compiled and as Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is indexed without an end is not iterated over: Python would ask for elements for ever."""
+"""Tensors and buffers are not iterable, since Python would index without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reducers of one's own, of one value and of tuples; ranges; misuse."""
+"""User reducers over one value and tuples; ranges; misuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrences over time."""
+"""te.scan."""
 
 from __future__ import annotations
 

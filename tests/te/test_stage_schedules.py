@@ -1,4 +1,4 @@
-"""te's schedules by stages: every step against NumPy, and what is refused."""
+"""te schedules: every primitive against NumPy, and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T.assume: what it says decides conditions behind it, where it holds, and no generator sees it."""
+"""T.assume: decides later conditions in its scope; code generators never see it."""
 
 import numpy as np
 import pytest

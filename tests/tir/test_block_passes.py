@@ -1,4 +1,4 @@
-"""Passes over blocks and loops by TVM's names, and the calls that scripts may hold."""
+"""TVM's passes over blocks and loops, and calls in scripts."""
 
 from __future__ import annotations
 

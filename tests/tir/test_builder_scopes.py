@@ -1,4 +1,4 @@
-"""Statements in the order they run: pointers, and scopes of threads."""
+"""ir_builder: statement order, pointers and thread scopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compaction of intermediates may do, and what would change a program."""
+"""Buffer compaction: legal cases, and those that would change a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts as values: their axes, and how indices and shapes go from one to another."""
+"""Layouts: axes, and maps of indices and shapes between layouts."""
 
 import pytest
 

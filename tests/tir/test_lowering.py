@@ -1,4 +1,4 @@
-"""Passes of the lowering pipeline: text in, text out, and the same meaning when interpreted."""
+"""Lowering passes: text in, text out, equal results when interpreted."""
 
 from __future__ import annotations
 

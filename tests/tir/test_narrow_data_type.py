@@ -1,4 +1,4 @@
-"""Indices of 64 bits become such of 32 where all their values fit; data stays as it is."""
+"""64-bit indices become 32-bit where all values fit; data keeps its dtype."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Questions about loop programs: well-formedness, memory, operations, what is not defined."""
+"""Analyses of loop programs: well-formedness, memory, operation counts, undefined variables."""
 
 from __future__ import annotations
 

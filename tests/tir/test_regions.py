@@ -1,4 +1,4 @@
-"""What statements touch of a buffer is said in terms of what is outside of them."""
+"""Access regions of statements, in terms of outer variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of `tir` by TVM's names, compiled, against NumPy."""
+"""TVM's scalar functions of `tir`, compiled, against NumPy."""
 
 from __future__ import annotations
 

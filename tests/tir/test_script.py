@@ -1,4 +1,4 @@
-"""Loop programs as text: what is printed parses back, and what people write is understood."""
+"""TVMScript: printed programs parse back, and handwritten ones are understood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes Simplify and RemoveNoOp make of conditions and of stores."""
+"""Simplify and RemoveNoOp on conditions and stores."""
 
 from __future__ import annotations
 

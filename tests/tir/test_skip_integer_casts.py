@@ -1,4 +1,4 @@
-"""Numbers that are rounded and clipped to bytes and read as floats stay floats, with equal bits."""
+"""Values rounded and clipped to int8 and read as floats stay floats, with equal bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions for given sizes, and copies that share nothing."""
+"""Specialization to given sizes, and deep copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any stage of compiling prints is the program: its text parses back to it."""
+"""Programs printed at any stage of compilation parse back."""
 
 from __future__ import annotations
 

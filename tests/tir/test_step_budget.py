@@ -1,4 +1,4 @@
-"""Interpreted loop programs end where they take more steps than their budget has."""
+"""The interpreter stops loop programs beyond their step budget."""
 
 from __future__ import annotations
 

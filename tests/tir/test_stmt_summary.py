@@ -1,4 +1,4 @@
-"""What a program contains is found once, and passes that look for what is not there leave it."""
+"""Statement summaries: computed once, and used to skip passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReduceStores: what is reduced while it is stored, and what is left to the loop."""
+"""ReduceStores: reductions fused into stores, and those left to loops."""
 
 import numpy as np
 import pytest

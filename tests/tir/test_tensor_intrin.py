@@ -1,4 +1,4 @@
-"""Tensor intrinsics of x86: programs are tensorized with them and run natively as NumPy says."""
+"""x86 tensor intrinsics: tensorized programs run natively with NumPy's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barriers where threads of a block read what others have written."""
+"""Barriers where threads of a block read other threads' writes."""
 
 from __future__ import annotations
 

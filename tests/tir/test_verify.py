@@ -1,4 +1,4 @@
-"""Programs that are not well formed, and what is said about them."""
+"""Verification of ill-formed programs, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that lie in others: regions, addresses, thread axes; text, lowering, refusals."""
+"""Buffer views: regions, addresses, thread axes; text, lowering, rejections."""
 
 from __future__ import annotations
 

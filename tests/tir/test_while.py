@@ -1,4 +1,4 @@
-"""Loops that ask a condition on memory: every code generator, text, and what is refused."""
+"""While loops: every code generator, text, rejections."""
 
 from __future__ import annotations
 

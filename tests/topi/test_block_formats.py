@@ -1,4 +1,4 @@
-"""Formats of blocks: decoded bit for bit as the package `gguf` does, and encoded."""
+"""Block-quantisation formats: decoded bit for bit like the package `gguf`, and encoded."""
 
 from __future__ import annotations
 

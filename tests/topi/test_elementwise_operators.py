@@ -1,4 +1,4 @@
-"""Operators on elements, on pairs that broadcast, and reductions, against NumPy."""
+"""Elementwise, broadcasting and reduction operators against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that move, choose, order and place elements, against NumPy."""
+"""Data movement, selection, sorting and scatter operators against NumPy."""
 
 from __future__ import annotations
 

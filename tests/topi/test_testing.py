@@ -1,4 +1,4 @@
-"""`topi.testing`: what computations mean, compared with sums written out and with NumPy."""
+"""`topi.testing` against explicit sums and NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels on texts against their meaning in Python."""
+"""String kernels against Python."""
 
 from __future__ import annotations
 

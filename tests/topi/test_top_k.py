@@ -1,4 +1,4 @@
-"""The few first of a row, found without sorting it, and whole sorts of every dtype."""
+"""Top-k without sorting, and full sorts of every dtype."""
 
 import numpy as np
 import pytest

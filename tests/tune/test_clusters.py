@@ -1,4 +1,4 @@
-"""Tuning on clusters: two workers of this machine, one of which is killed in the middle."""
+"""Tuning on a cluster of two local workers, one of which is killed."""
 
 from __future__ import annotations
 

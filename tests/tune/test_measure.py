@@ -1,4 +1,4 @@
-"""Measuring: what becomes of candidates that are good, bad, or measured by hostile processes."""
+"""Measurement of valid, invalid and hostile candidates."""
 
 from __future__ import annotations
 

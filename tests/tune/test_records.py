@@ -1,4 +1,4 @@
-"""Records of tuning: appended, read back whatever happened to the file, merged, pruned."""
+"""Tuning records: appended, read from damaged files, merged, pruned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces and searches: what they propose, without measuring anything."""
+"""Search spaces and strategies, without measurement."""
 
 from __future__ import annotations
 

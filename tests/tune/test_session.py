@@ -1,4 +1,4 @@
-"""Runs of the tuner: shared out over tasks, ended in any way, gone on with."""
+"""Tuning sessions: trials shared among tasks, interrupted, resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sketches: every schedule that the rules derive computes what the program does."""
+"""Every schedule that the sketch rules derive computes the program's result."""
 
 from __future__ import annotations
 

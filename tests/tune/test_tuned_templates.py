@@ -1,4 +1,4 @@
-"""Templates with knobs: AutoTVM's face."""
+"""Templates with knobs: AutoTVM's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: what they answer, and what becomes of those that do not."""
+"""Worker processes: results, crashes, hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matches a pattern and what does not."""
+"""Dataflow patterns: what they match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing and cutting out what matches a pattern."""
+"""Rewriting and partitioning by dataflow patterns."""
 
 from __future__ import annotations
 

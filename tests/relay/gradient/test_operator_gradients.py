@@ -1,4 +1,4 @@
-"""Every row of the table of gradients against central differences, in double precision."""
+"""Every operator gradient against central differences in float64."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_every_gradient_row_has_a_case() -> None:
     tested = {name.split()[0] for name in (*CASES, *DYNAMIC)} | {
         "contrib_reverse_reshape",
         "dyn.arange",
-        "annotation.checkpoint",  # tests/relay/test_tvm_places.py
+        "annotation.checkpoint",  # tests/relay/test_tvm_modules.py
     }
     tested |= set(UNARY_GRADIENTS) | set(BINARY_GRADIENTS) | set(ZERO_GRADIENT_OPS)
     rows = {name.removeprefix("nn.") for name in GRADIENTS_BY_OPERATOR}

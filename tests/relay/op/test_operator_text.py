@@ -1,4 +1,4 @@
-"""Every operator in text and JSON."""
+"""Text and JSON of every operator."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def every_computation(cases: Sequence[Case]) -> pytest.MarkDecorator:
 
 
 ELSEWHERE = {
-    "annotation.stop_fusion": "tests/runtime/test_vm_face.py",
+    "annotation.stop_fusion": "tests/runtime/test_tvm_vm_api.py",
     **dict.fromkeys(
         ("det", "ml.couple", "ml.tree_leaves", "row_ranks"), "tests/topi/test_algebra_operators.py"
     ),
-    "call_lowered": "tests/relay/test_prim_calls.py",
+    "call_lowered": "tests/relay/test_prim_func_calls.py",
     **{name: "tests/topi/test_text_kernels.py" for name in OPS if name.startswith("text.")},
     **{
         f"text.{name}": "tests/relay/op/frontend_cases.py"

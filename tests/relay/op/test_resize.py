@@ -1,4 +1,4 @@
-"""Resizing against ONNX Runtime, whose pixel arithmetic models expect."""
+"""Resizing with ONNX Runtime's pixel arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape functions of a program's own operators: from data, from shapes, and what they cannot be."""
+"""Shape functions of user operators, from data and from shapes."""
 
 from __future__ import annotations
 

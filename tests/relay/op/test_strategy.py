@@ -1,4 +1,4 @@
-"""A user's own implementations of operators: conditions, priorities, targets, schedules."""
+"""User implementations of operators: conditions, priorities, targets, schedules."""
 
 from __future__ import annotations
 

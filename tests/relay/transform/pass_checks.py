@@ -1,4 +1,4 @@
-"""What the tests of passes share: programs from text, and whether two mean the same."""
+"""Helpers of pass tests: programs from text, and semantic equality of two programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that are alive in each call of a kernel, and those of parameters and result."""
+"""Live bytes at each kernel call, and those of parameters and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ChangeBatch: types after another batch, and what cannot have one."""
+"""ChangeBatch: types for another batch size, and programs without one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Functions for external compilers: out of expressions, marked as extern, and back."""
+"""Functions for external compilers: outlined, marked extern, and inlined again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConcatenateInPlace: parts are written where they belong, in whole or in rows; what is not."""
+"""ConcatenateInPlace: inputs are written to their part of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeadCodeElimination: what has no use and no effect goes."""
+"""DeadCodeElimination: unused bindings without effects are removed."""
 
 import pytest
 from pass_checks import check, main_of, program

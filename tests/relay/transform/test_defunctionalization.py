@@ -1,4 +1,4 @@
-"""Defunctionalize: programs of first order that mean the same."""
+"""Defunctionalize: equivalent first-order programs."""
 
 from __future__ import annotations
 

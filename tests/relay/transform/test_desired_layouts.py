@@ -1,4 +1,4 @@
-"""ConvertLayout to desired layouts, and AlterOpLayout by users' rules."""
+"""ConvertLayout to desired layouts, and AlterOpLayout by user rules."""
 
 from __future__ import annotations
 

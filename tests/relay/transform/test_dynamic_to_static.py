@@ -1,4 +1,4 @@
-"""DynamicToStatic: operators whose shape is data that can be computed now."""
+"""DynamicToStatic: shapes that can be computed at compile time become attributes."""
 
 from __future__ import annotations
 

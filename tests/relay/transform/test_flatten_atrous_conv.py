@@ -1,4 +1,4 @@
-"""FlattenAtrousConv: convolutions between rearrangements of blocks are dilated ones."""
+"""FlattenAtrousConv: space-to-batch, convolution, batch-to-space become one dilated convolution."""
 
 from __future__ import annotations
 

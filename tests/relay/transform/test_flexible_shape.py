@@ -1,4 +1,4 @@
-"""FlexibleShapeDispatch: functions for single sizes, filled inputs, and what it refuses."""
+"""FlexibleShapeDispatch: one function per size, padded inputs, rejections."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tiers of rewrites of floating point: what each allows, in every executor."""
+"""Tiers of floating-point rewrites, in every executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FoldConstant: what depends on constants alone is computed at compile time."""
+"""FoldConstant: calls on constants are evaluated at compile time."""
 
 import numpy as np
 import pytest

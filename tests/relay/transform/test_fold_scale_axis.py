@@ -1,4 +1,4 @@
-"""FoldScaleAxis: constants go into weights and into each other."""
+"""FoldScaleAxis: constant scales fold into weights and into each other."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""ForwardFoldScaleAxis and BackwardFoldScaleAxis: scales beside products go into weights."""
+"""ForwardFoldScaleAxis and BackwardFoldScaleAxis: scales fold into weights."""
 
 import numpy as np
 import pytest

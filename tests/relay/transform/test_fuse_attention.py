@@ -1,4 +1,4 @@
-"""FuseAttention: attention as exporters write it becomes one operator."""
+"""FuseAttention: exporters' attention patterns become one operator."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Maxima and minima of what products store: in the same kernel, and the same numbers."""
+"""FuseRanges: minima and maxima computed in the kernel that stores a product."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""HoistInvariants: what the iterations of a loop do not change is computed before it."""
+"""HoistInvariants: loop-invariant values are computed before the loop."""
 
 from __future__ import annotations
 

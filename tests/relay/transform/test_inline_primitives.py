@@ -1,4 +1,4 @@
-"""InlinePrimitives: primitive functions stand where they are called."""
+"""InlinePrimitives: primitive functions are inlined at their calls."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""LazyGradientInit: tensors of ones and zeros are made where they are needed."""
+"""LazyGradientInit: zeros and ones are materialised on demand."""
 
 from __future__ import annotations
 

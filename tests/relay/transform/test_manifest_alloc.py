@@ -1,4 +1,4 @@
-"""ManifestAlloc: kernels write into tensors that were allocated for them."""
+"""ManifestAlloc: kernels write into explicitly allocated tensors."""
 
 import pytest
 from pass_checks import check, program

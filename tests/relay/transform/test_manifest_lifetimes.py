@@ -1,4 +1,4 @@
-"""ManifestLifetimes: variables are forgotten after their last use."""
+"""ManifestLifetimes: variables are killed after their last use."""
 
 import pytest
 from pass_checks import check

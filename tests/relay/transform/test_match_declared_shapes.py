@@ -1,4 +1,4 @@
-"""MatchDeclaredShapes: a size that is not known is checked where its place declares one."""
+"""MatchDeclaredShapes: unknown sizes are checked against declared ones."""
 
 from __future__ import annotations
 

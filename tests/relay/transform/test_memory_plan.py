@@ -1,4 +1,4 @@
-"""MemoryPlan: tensors that are not alive together share bytes, and only those."""
+"""MemoryPlan: only tensors with disjoint live ranges share storage."""
 
 from random import Random
 

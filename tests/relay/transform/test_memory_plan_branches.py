@@ -1,4 +1,4 @@
-"""MemoryPlan through branches and recursion: whichever way a run takes, what is read is intact."""
+"""MemoryPlan through branches and recursion: no live tensor is overwritten on any path."""
 
 from __future__ import annotations
 

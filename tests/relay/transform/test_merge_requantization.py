@@ -1,4 +1,4 @@
-"""MergeRequantization: sums of bytes go to their levels by one factor."""
+"""MergeRequantization: integer sums are requantised by one factor."""
 
 from __future__ import annotations
 

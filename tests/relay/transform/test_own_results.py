@@ -1,4 +1,4 @@
-"""OwnResults: results have memory of their own, where a module's attribute asks for it."""
+"""OwnResults: results get memory of their own if the module requests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PartialEvaluate: what is known is computed, what is not stays in order."""
+"""PartialEvaluate: known values are computed, effects keep their order."""
 
 from __future__ import annotations
 

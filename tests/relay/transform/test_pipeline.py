@@ -1,4 +1,4 @@
-"""Whole pipelines: random programs keep their meaning, and long ones are no trouble."""
+"""Whole pipelines: random programs keep their meaning; long programs pass."""
 
 from collections.abc import Callable, Sequence
 

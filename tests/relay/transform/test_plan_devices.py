@@ -1,4 +1,4 @@
-"""PlanDevices: where values go, which copies are made, and that planning again changes nothing."""
+"""PlanDevices: placement, copies, idempotence."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""recast: chosen operators in another dtype, with casts around them."""
+"""recast: chosen operators in another dtype, between casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rematerialize: cheap kernels are repeated in their users where that moves less memory."""
+"""Rematerialize: cheap kernels are duplicated into their users where that saves memory traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of large constants over compilations: taken again, let go, and never stale."""
+"""The constant-evaluation cache over compilations: hits, eviction, staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers and scatters of elements that are those of rows, as exporters write them."""
+"""Element gathers and scatters that exporters write, recognized as row gathers and scatters."""
 
 from __future__ import annotations
 

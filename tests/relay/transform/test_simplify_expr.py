@@ -1,4 +1,4 @@
-"""SimplifyExpr: each rule of its tables, and what must be left alone."""
+"""SimplifyExpr: each rewrite rule, and near matches that must stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SliceInPlace: slices lie in what they are cut from where they are one piece of it."""
+"""SliceInPlace: contiguous slices become views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of a few lines: canonicalise, combine, defuse, legalise, mixed precision and others."""
+"""Small passes: canonicalization, combination, defusion, legalization, mixed precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MemoryPlan with what is known of kernels: results in the bytes of operands, working memory."""
+"""MemoryPlan with kernel facts: results in the storage of operands, workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SumConvolutions: convolutions of one tensor whose results are added are one."""
+"""SumConvolutions: convolutions of one tensor whose results are added become one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""ToANormalForm: every intermediate value gets a name, in the scope where it is needed."""
+"""ToANormalForm: every intermediate value is bound in the innermost sufficient scope."""
 
 import numpy as np
 import pytest

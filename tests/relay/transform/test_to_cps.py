@@ -1,4 +1,4 @@
-"""ToCPS and UnCPS: what is done with a result is an argument, and is none again."""
+"""ToCPS and UnCPS: continuation-passing style and back."""
 
 from __future__ import annotations
 

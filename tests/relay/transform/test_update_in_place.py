@@ -1,4 +1,4 @@
-"""UpdateInPlace: what nobody else refers to is changed where it lies, and nothing else is."""
+"""UpdateInPlace: uniquely referenced values are updated in place, shared ones are copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-kernels that have a description: products of bytes with int4 weights in scaled groups."""
+"""Micro-kernels with a description: int8 x int4 products in scaled groups."""
 
 from __future__ import annotations
 

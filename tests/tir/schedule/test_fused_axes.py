@@ -1,4 +1,4 @@
-"""Axes that are fused and split into chunks and vectors: elements in order are accessed so."""
+"""Fused and split axes: indices of consecutive elements simplify to contiguous accesses."""
 
 from __future__ import annotations
 

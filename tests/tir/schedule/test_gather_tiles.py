@@ -1,4 +1,4 @@
-"""Tiles of a product of bytes, some of whose words of data are looked up in a table."""
+"""int8 tiles whose data words are gathered through a table."""
 
 from __future__ import annotations
 

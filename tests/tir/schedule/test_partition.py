@@ -1,4 +1,4 @@
-"""Loops in parts, and marks of traces."""
+"""Loop partitioning, and marks of traces."""
 
 from __future__ import annotations
 

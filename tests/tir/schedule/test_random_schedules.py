@@ -1,4 +1,4 @@
-"""Random tensor programs under random accepted steps equal NumPy."""
+"""Random programs under random schedules equal NumPy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What would change the meaning of a program is refused, with the reason and the place."""
+"""Schedules that would change a program's meaning are rejected, with reason and location."""
 
 from __future__ import annotations
 
 import pytest
-from refused_schedules import CASES, Refused
+from illegal_schedules import CASES, Refused
 
 from ekiden.tir import Schedule, ScheduleError
 

@@ -1,4 +1,4 @@
-"""What each step makes of a program: its text after the step, and that it means the same."""
+"""Printed programs after each primitive."""
 
 from __future__ import annotations
 

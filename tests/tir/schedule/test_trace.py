@@ -1,4 +1,4 @@
-"""Traces: recorded, printed as Python, saved, replayed, changed, shortened."""
+"""Traces: recorded, printed, saved, replayed, edited, shortened."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class CaseValues:
         for case in failures:
             origin = None if cases.root.whole is None else cases.root.whole.origin
             if case.around is cases.root and origin is not None:
-                self.scope.mark_branch_doomed(origin[0], origin[1][case.number], str(case.error))
+                self.scope.mark_branch_failing(origin[0], origin[1][case.number], str(case.error))
         return True
 
     def _split_cases_by_input_rank(

@@ -92,15 +92,15 @@ def emit_if(
     errors = [s.error for s in sides if s.error is not None]
     if len(errors) == len(sides):
         raise errors[0]
-    doomed = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
-    doomed |= node.scope.doomed_branches()
-    if doomed:
-        # A branch can be doomed by its own import or by a later node that read its result
-        # (Facts.doomed).
-        if len(doomed) == len(sides):
-            raise ImportModelError("; ".join(f"{names[n]}: {doomed[n]}" for n in doomed))
-        (failing,) = doomed
-        return _emit_runnable_branch(node, condition, sides, names, 1 - failing, doomed[failing])
+    failures = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
+    failures |= node.scope.failing_branches()
+    if failures:
+        # A branch fails by its own import or by a later node that read its result
+        # (Facts.failing_branches).
+        if len(failures) == len(sides):
+            raise ImportModelError("; ".join(f"{names[n]}: {failures[n]}" for n in failures))
+        (failing,) = failures
+        return _emit_runnable_branch(node, condition, sides, names, 1 - failing, failures[failing])
     if len(sides[0].values) != len(sides[1].values):
         node.reject("its branches have different numbers of outputs")
     if any(isinstance(v, AbsentValue) for s in sides for v in s.values):

@@ -25,8 +25,8 @@ class DimFacts:
     They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
     one of an earlier attempt has no value in the next. same: names that are one dimension. known:
     those that can be one number alone. upper: bounds. equal: extents of resized images (by text)
-    that must be other extents, over names. doomed: node -> its branches after which a later node
-    fails, and how it fails.
+    that must be other extents, over names. failing_branches: node -> its branches after which a
+    later node fails, and how it fails.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class DimFacts:
         self.known: dict[str, int] = {}
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
-        self.doomed: dict[str, dict[int, str]] = {}
+        self.failing_branches: dict[str, dict[int, str]] = {}
         self._of_data: dict[DimLocation, str] = {}
 
     def data_dim_name(self, location: DimLocation) -> str:
@@ -76,9 +76,9 @@ class DimFacts:
         if new:
             raise RestartImport
 
-    def mark_branch_doomed(self, name: str, branch: int, reason: str) -> NoReturn:
+    def mark_branch_failing(self, name: str, branch: int, reason: str) -> NoReturn:
         """Record that a branch of a conditional always fails later, and restart the import."""
-        self.doomed.setdefault(name, {})[branch] = reason
+        self.failing_branches.setdefault(name, {})[branch] = reason
         raise RestartImport
 
 

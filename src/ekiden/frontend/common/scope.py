@@ -359,19 +359,19 @@ class Scope:
         data = sum_type_definition(count)
         self.module.type_definitions[data.header] = data
 
-    def doomed_branches(self) -> Mapping[int, str]:
+    def failing_branches(self) -> Mapping[int, str]:
         """Return the branches of the current node after which a later node always fails, each with
         its error.
         """
-        return self._facts.doomed.get(str(self.span), {})
+        return self._facts.failing_branches.get(str(self.span), {})
 
-    def mark_branch_doomed(self, name: str, branch: int, reason: str) -> None:
+    def mark_branch_failing(self, name: str, branch: int, reason: str) -> None:
         """Record that a node fails after one branch of the conditional `name`.
 
         Raises Learned, unless it fails only within an alternative of another choice.
         """
         if not self._tentative:
-            self._facts.mark_branch_doomed(name, branch, reason)
+            self._facts.mark_branch_failing(name, branch, reason)
 
     def require_equal_dims(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
         """Require dimensions to be pairwise equal; a node states all its equalities at once.
