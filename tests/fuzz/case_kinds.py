@@ -2,7 +2,7 @@
 
 A case is refused with an error of the project's own, or accepted; anything else that it raises, a
 signal or a hang is a find. The tables of kinds are in file_kinds.py, model_kinds.py,
-relay_kinds.py, tensorflow_kinds.py and message_kinds.py.
+relay_kinds.py, tensorflow_kinds.py, template_kinds.py and message_kinds.py.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ import file_kinds
 import message_kinds
 import model_kinds
 import relay_kinds
+import template_kinds
 import tensorflow_kinds
 from case_kinds import Kind, SlowError, WrongResultError
 
@@ -51,6 +52,7 @@ TABLES = (
     file_kinds.KINDS,
     checkpoint_kinds.KINDS,
     message_kinds.KINDS,
+    template_kinds.KINDS,
 )
 KINDS = {kind.name: kind for table in TABLES for kind in table}
 CASES_PER_WORKER = 20_000

@@ -48,6 +48,16 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "They reach jaxlib's reader": (
         "tests/frontend/test_stablehlo.py::test_text_and_bytecode_of_any_kind_are_programs",
     ),
+    "It computes a text from the messages": (
+        "tests/llm/test_template_limits.py::test_attributes_of_python_objects_are_undefined",
+        "tests/llm/test_template_limits.py::test_a_template_reads_no_files",
+    ),
+    "A template that takes more than": (
+        "tests/llm/test_template_limits.py::test_steps_of_a_template_are_bounded",
+        "tests/llm/test_template_limits.py::test_bytes_of_a_template_are_bounded",
+        "tests/llm/test_template_limits.py::test_values_that_a_template_cannot_have_are_refused",
+        "tests/llm/test_template_limits.py::test_limits_are_those_of_the_page",
+    ),
     "Its files stay below the project's": (
         "tests/micro/test_hostile_libraries.py::test_files_that_have_no_place_are_refused",
         "tests/micro/test_hostile_libraries.py::test_metadata_that_is_wrong_is_refused",

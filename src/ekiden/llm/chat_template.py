@@ -11,9 +11,7 @@ A model has one template, or several by names, of which "default" is that of con
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -27,6 +25,8 @@ NO_TEMPLATE_MESSAGE = (
     "messages: the model has no chat template: that takes a chat_template.jinja beside its"
     " tokenizer, or 'chat_template' in tokenizer_config.json"
 )
+MAX_MESSAGE_CHARACTERS = 1000
+"""Of an error's text, which the template composes."""
 
 
 def find_chat_template(settings: Mapping[str, Any], has_tools: bool = False) -> str:
@@ -73,72 +73,29 @@ def render_chat(
     # What has no text stays undefined, as templates may ask ("bos_token is defined"); settings such
     # as "add_bos_token" are no tokens.
     tokens = {name: text for name, text in texts.items() if text is not None}
+    variables = {
+        "documents": None, **tokens, **(options or {}),
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": True,
+        "tools": None if tools is None else list(tools),
+    }  # fmt: skip
     try:
-        compiled_template = _jinja_environment().from_string(template)
-        return str(
-            compiled_template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
-                **{"documents": None, **tokens, **(options or {})},
-                tools=None if tools is None else list(tools),
-            )
-        )
-    except LoadError:
+        return str(_template_sandbox().render_template(template, variables))
+    except (InputError, LoadError):
         raise
     except Exception as error:  # a template computes: what it does raises what Python does
-        raise InputError(f"messages: the model's template refuses them: {error}") from error
+        text = str(error)[:MAX_MESSAGE_CHARACTERS]
+        raise InputError(f"messages: the model's template refuses them: {text}") from error
 
 
 @cache
-def _jinja_environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
-    """Return a sandboxed jinja2 environment. Raises LoadError without the package."""
+def _template_sandbox() -> Any:  # noqa: ANN401  # of a package that is loaded late
+    """Return the module that renders templates. Raises LoadError without the package jinja2."""
     try:
-        jinja2, sandbox, ext = map(import_module, ("jinja2", "jinja2.sandbox", "jinja2.ext"))
+        return import_module("ekiden.llm.template_sandbox")
     except ModuleNotFoundError as error:
         text = "a chat template needs the package jinja2: pip install 'ekiden[llm]'"
         raise LoadError(text) from error
-
-    class GenerationTag(ext.Extension):  # type: ignore[misc, name-defined]
-        """Jinja extension for `{% generation %}answer{% endgeneration %}`, which marks answers for
-        training.
-        """
-
-        tags = frozenset(("generation",))
-
-        def parse(self, parser: Any) -> Any:  # noqa: ANN401
-            """Return the statements inside the tag, with a scope of their own."""
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    # Templates come with downloaded models and are not trusted.
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Serialise JSON as transformers does; Jinja's own filter escapes HTML characters."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
 
 
 def _token_text(token: object) -> str | None:
