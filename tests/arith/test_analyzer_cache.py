@@ -21,7 +21,7 @@ def sizes(name: str) -> list[PrimExpr]:
     return [h, h * 2, h + h, *halves, maximum(h, 1), (h + 3) // 4, h % 2]
 
 
-def test_answers_are_those_of_a_new_analyzer() -> None:
+def test_reused_analyzer_equals_new_analyzer() -> None:
     for name in ("h", "w", "h"):
         result = sizes(name)
         for a in result:

@@ -52,7 +52,7 @@ N = SizeVar("n")
 P = Var("p", "bool")
 
 
-def test_a_condition_holds_inside_its_scope_alone() -> None:
+def test_condition_holds_only_inside_its_scope() -> None:
     analyzer = Analyzer()
     bound = maximum(X, 3)
     assert analyzer.simplify(bound) is not X
@@ -67,7 +67,7 @@ def test_a_condition_holds_inside_its_scope_alone() -> None:
     assert str(analyzer.simplify(bound)) == "T.max(3, x)"
 
 
-def test_quotient_met_before_its_scope_is_simplified_inside() -> None:
+def test_cached_quotient_is_simplified_again_in_scope() -> None:
     analyzer = Analyzer()
     quotient = Div(X, Y)
     outside = analyzer.simplify(quotient)
@@ -104,13 +104,13 @@ def test_assumptions_imply_weaker_conditions(known: PrimExpr, claim: PrimExpr) -
     assert not analyzer.can_prove(claim)
 
 
-def test_a_condition_known_false_is_folded() -> None:
+def test_condition_known_false_is_folded() -> None:
     analyzer = Analyzer()
     with analyzer.constraint_scope(Not(P)):
         assert str(analyzer.simplify(Or(P, X < 3, "bool"))) == "x < 3"
 
 
-def test_variables_can_be_bound_in_tvms_ways() -> None:
+def test_bind_accepts_tvm_argument_forms() -> None:
     analyzer = Analyzer()
     analyzer.bind(X, Range(2, 6))
     assert analyzer.const_int_bound(X * 2) == ConstIntBound(4, 10)
@@ -134,7 +134,7 @@ def test_variables_can_be_bound_in_tvms_ways() -> None:
         (Z // 2, (0, 3), (0, 49)),
     ],
 )
-def test_a_variable_may_get_more_values(
+def test_rebinding_a_variable_widens_its_range(
     expr: PrimExpr, first: tuple[int, int], then: tuple[int, int]
 ) -> None:
     analyzer = Analyzer()
@@ -219,7 +219,7 @@ def test_deduce_bound_solves_for_a_variable(condition: PrimExpr, expected: str) 
     assert str(deduce_bound(X, condition, {}, {Y: interval(0, 5)})) == expected
 
 
-def test_deduced_bounds_hold_for_all_of_the_rest() -> None:
+def test_deduced_bounds_hold_for_all_other_variables() -> None:
     rng = random.Random(5)
     for _ in range(40):
         a, b, c = rng.choice([-3, -1, 1, 2, 4]), rng.randint(-3, 3), rng.randint(-9, 9)
@@ -251,7 +251,7 @@ def test_linear_equations() -> None:
     assert detect_linear_equation(X // 2, [X]) == []
 
 
-def test_inequalities_bound_the_later_by_the_earlier() -> None:
+def test_inequalities_bound_later_variables_by_earlier_ones() -> None:
     result = solve_linear_inequalities([X, Y], [X + Y < N, X >= 0, Y >= X * 2])
     x = result.bounds[X]
     assert (x.coef, list(map(str, x.lower)), list(map(str, x.upper))) == (

@@ -38,7 +38,7 @@ def test_sizes_do_not_wrap() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "uint64"])
-def test_integers_wrap(dtype: str) -> None:
+def test_integers_wrap_around(dtype: str) -> None:
     x, ends = Var("x", dtype), np.iinfo(dtype)
     assert evaluate(Add(x, const(1, dtype)), {x: int(ends.max)}) == ends.min
     assert evaluate(Sub(x, const(1, dtype)), {x: int(ends.min)}) == ends.max
@@ -47,14 +47,14 @@ def test_integers_wrap(dtype: str) -> None:
     assert evaluate(Cast(n, dtype), {n: wide}) == np.int64(wide).astype(dtype)
 
 
-def test_a_float_that_no_integer_is_has_no_value() -> None:
+def test_nan_and_infinity_do_not_fold_to_integers() -> None:
     big = Mul(Cast(X, "float32"), const(1e38, "float32"))
     with pytest.raises(ValueError, match="inf has no value as int32"):
         evaluate(Cast(big, "int32"), {X: 100})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_float_folds_in_its_dtype(dtype: str) -> None:
+def test_float_folds_in_its_dtype(dtype: str) -> None:
     kind = np.dtype(dtype).type
     a, b, c = kind(0.1), kind(0.2), kind(1e-3)
     result = const(0.1, dtype) + const(0.2, dtype) + const(1e-3, dtype)
@@ -63,12 +63,12 @@ def test_a_float_folds_in_its_dtype(dtype: str) -> None:
     assert isinstance(product, FloatImm) and product.value == float(kind(0.1) * kind(0.7))
 
 
-def test_a_float_that_leaves_its_dtype_is_infinite() -> None:
+def test_float_that_leaves_its_dtype_is_infinite() -> None:
     result = const(1e30, "float32") * const(1e30, "float32")
     assert isinstance(result, FloatImm) and result.value == math.inf
 
 
-def test_a_cast_rounds_both_ways() -> None:
+def test_casts_round_like_the_machine() -> None:
     result = cast(cast(const(0.1, "float64"), "float32"), "float64")
     assert isinstance(result, FloatImm) and result.value == float(np.float32(0.1))
     compared = const(0.1, "float32").equal(cast(const(0.1, "float64"), "float32"))
@@ -77,9 +77,7 @@ def test_a_cast_rounds_both_ways() -> None:
 
 @pytest.mark.parametrize("kind", [Min, Max])
 @pytest.mark.parametrize("pair", [(math.nan, 1.0), (1.0, math.nan)])
-def test_a_nan_of_either_side_is_the_extreme(
-    kind: type[Min | Max], pair: tuple[float, float]
-) -> None:
+def test_min_and_max_propagate_nan(kind: type[Min | Max], pair: tuple[float, float]) -> None:
     result = fold_binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
     assert isinstance(result, FloatImm) and math.isnan(result.value)
 

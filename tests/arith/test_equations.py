@@ -70,7 +70,7 @@ def test_solutions_are_those_of_the_system(seed: int) -> None:
             assert all(value(r, old) for r in relations)
 
 
-def test_one_solution_none_and_many() -> None:
+def test_systems_with_one_no_and_many_solutions() -> None:
     x, y, m = Var("x"), Var("y"), Var("m")
     one = solve_linear_equations([EQ(x + y, m + 20), EQ(x - y, m + 10)], [x, y])
     assert one.dst.variables == () and value(one.src_to_dst[x], {m: 0}) == 15
@@ -94,7 +94,7 @@ def test_variable_bounds_are_deduced() -> None:
     assert [None if e is None else value(e) for e in result] == [4, 9, 4, None]
 
 
-def test_factors_that_are_expressions() -> None:
+def test_symbolic_coefficients_are_solved() -> None:
     a, b = Var("a"), Var("b")
     factor, base = detect_linear_equation(a * (b + 4) + a + 7, [a])
     assert Analyzer().can_prove_equal(factor, b + 5) and value(base) == 7

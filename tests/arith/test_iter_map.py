@@ -73,7 +73,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("indices", "extents", "predicate"), ACCEPTED)
-def test_a_bijection_and_its_inverse(
+def test_bijection_and_its_inverse(
     indices: list[PrimExpr], extents: dict[Var, int], predicate: PrimExpr | bool
 ) -> None:
     domain = {v: Range(n) for v, n in extents.items()}
@@ -93,7 +93,7 @@ def test_a_bijection_and_its_inverse(
 
 
 @pytest.mark.parametrize(("indices", "extents", "message"), REFUSED)
-def test_rejected_maps_give_a_reason(
+def test_rejected_iter_maps_give_a_reason(
     indices: list[PrimExpr], extents: dict[Var, int], message: str
 ) -> None:
     domain = {v: Range(n) for v, n in extents.items()}
@@ -118,7 +118,7 @@ def test_ranges_that_do_not_start_at_zero() -> None:
     assert [s.base for s in trivial.indices] == [7]
 
 
-def test_surjective_may_leave_digits_out() -> None:
+def test_surjective_maps_may_omit_digits() -> None:
     assert detect_iter_map([I // 4], {I: Range(16)}).errors == ()
     assert detect_iter_map([I % 4], {I: Range(16)}).errors == ()
     assert detect_iter_map([I], {I: Range(4), J: Range(4)}).errors == ()

@@ -37,7 +37,7 @@ def test_workloads_are_named_by_their_arguments() -> None:
         auto_scheduler.register_workload("product_and_sum", lambda n: [])
 
 
-def test_a_search_writes_a_log_and_another_goes_on(tmp_path: Path) -> None:
+def test_search_resumes_from_its_log(tmp_path: Path) -> None:
     task, log = sample_task(), tmp_path / "log.json"
     runner = auto_scheduler.LocalRunner(min_repeat_ms=1)
     options = auto_scheduler.TuningOptions(
@@ -64,7 +64,7 @@ def test_a_search_writes_a_log_and_another_goes_on(tmp_path: Path) -> None:
         sample_task(8).apply_best(log)
 
 
-def test_kernels_of_models_are_tasks() -> None:
+def test_extract_tasks_returns_kernels_of_model() -> None:
     x, w = relay.var("x", shape=(8, 64)), relay.var("w", shape=(32, 64))
     body = relay.nn.dense(relay.nn.relu(relay.nn.dense(x, w)), relay.nn.dense(w, w))
     mod = ekiden.IRModule.from_expr(relay.Function([x, w], body))
@@ -101,7 +101,7 @@ def test_logs_compile_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert auto_scheduler.load_best_record(tmp_path / "log.json", "other") == (None, None)
 
 
-def test_what_has_no_meaning_is_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     task = auto_scheduler.SearchTask(
         func=product_and_sum, args=(16,), target="llvm", task_inputs={"a": np.zeros(1)}
     )

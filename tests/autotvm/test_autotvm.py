@@ -56,7 +56,7 @@ def by_index() -> autotvm.measure.MeasureOption:
     return autotvm.measure_option(autotvm.LocalBuilder(), IndexRunner())
 
 
-def test_indices_of_a_space_name_configurations() -> None:
+def test_config_space_indexing() -> None:
     space = sample_task().config_space
     assert space.dims == [8, 8] and space.range_length == len(space) == 64
     assert space.point2knob(12) == [4, 1] and space.knob2point([4, 1]) == 12
@@ -88,7 +88,7 @@ def test_fallback_split_takes_the_largest_divisors() -> None:
         config.fallback_split("tile", [-1, 1, 0])
 
 
-def test_gpu_bindings_name_threads() -> None:
+def test_bind_gpu_annotations_name_threads() -> None:
     config = ConfigSpace()
     config.define_annotate("how", [1, 2, 3, 4, 5], policy="bind_gpu")
     threads = ["fuse", "blockIdx.y", "blockIdx.x", "threadIdx.y", "threadIdx.x"]
@@ -107,7 +107,7 @@ def test_tuners_find_the_fastest_of_what_they_measure(kind: str) -> None:
     assert tuner.best_flops == 2 * 128**3 / (min(measured) + 1)
 
 
-def test_index_tuners_visit_their_range_alone() -> None:
+def test_index_tuners_stay_in_their_range() -> None:
     task = sample_task()
     task.config_space.multi_filter(lambda c: c["tile_x"].size[1] * c["tile_y"].size[1] >= 32)
     for kind in (autotvm.tuner.GridSearchTuner, autotvm.tuner.RandomTuner):
@@ -117,7 +117,7 @@ def test_index_tuners_visit_their_range_alone() -> None:
         assert sorted(tuner.visited) == [12, 13, 14, 15] and not tuner.has_next()
 
 
-def test_early_stopping_ends_where_nothing_is_faster() -> None:
+def test_early_stopping_without_improvement() -> None:
     tuner = autotvm.tuner.GridSearchTuner(sample_task())
     tuner.tune(64, by_index(), early_stopping=4)
     assert len(tuner.visited) == 8
@@ -147,7 +147,7 @@ def test_logs_are_read_back(tmp_path: Path) -> None:
         encode(inp, result, "pickle")
 
 
-def test_templates_take_the_best_of_a_log() -> None:
+def test_apply_history_best_configures_templates() -> None:
     task = sample_task(16)
     assert task.target is not None
     log = io.StringIO()
@@ -165,7 +165,7 @@ def test_templates_take_the_best_of_a_log() -> None:
     np.testing.assert_allclose(out, a @ a, rtol=1e-4)
 
 
-def test_templates_without_a_log_are_fallbacks() -> None:
+def test_templates_without_log_use_fallback() -> None:
     seen: list[bool] = []
 
     @autotvm.template("tests/autotvm/fallback")
@@ -176,7 +176,7 @@ def test_templates_without_a_log_are_fallbacks() -> None:
     assert seen == [True]
 
 
-def test_tasks_in_two_parts_have_one_configuration() -> None:
+def test_split_tasks_share_one_config() -> None:
     @autotvm.register_topi_compute("tests/autotvm/parts")
     def compute(cfg: ConfigSpace, a: te.Tensor) -> te.Tensor:
         cfg.define_knob("twice", [1, 2])
@@ -194,7 +194,7 @@ def test_tasks_in_two_parts_have_one_configuration() -> None:
     assert (out == 2).all()
 
 
-def test_kernels_of_models_are_tasks_and_their_records_compile_models(
+def test_extracted_tasks_and_records_compile_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = relay.var("x", shape=(8, 64)), relay.var("w", shape=(32, 64))
@@ -238,7 +238,7 @@ def test_operations_of_a_schedule_are_counted() -> None:
         compute_flop(te.create_schedule(te.compute((8,), lambda i: a[i, 0]).op))
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_unmeasurable_tasks_are_refused() -> None:
     with pytest.raises(InputError, match="build_func 'default' or 'ndk' expected"):
         autotvm.LocalBuilder(build_func="make")
     with pytest.raises(InputError, match="a builder and a runner expected"):

@@ -15,7 +15,7 @@ from ekiden.tune.records import Best, Records
 
 
 @pytest.mark.parametrize("kind", [DPTuner, PBQPTuner])
-def test_the_best_records_are_written(kind: type[DPTuner], tmp_path: Path) -> None:
+def test_graph_tuner_writes_best_records(kind: type[DPTuner], tmp_path: Path) -> None:
     log, chosen = tmp_path / "all.log", tmp_path / "best.log"
     module = tvm.IRModule.from_expr(relay.Function((), relay.const(1)))
     log.write_text("")

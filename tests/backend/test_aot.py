@@ -108,7 +108,7 @@ def test_calls_of_any_depth(n: int) -> None:
     assert depth.numpy() == n
 
 
-def test_functions_may_have_any_names() -> None:
+def test_function_names_are_escaped() -> None:
     name = GlobalVar('a"b\\41é')
     n = relay.var("n", shape=(), dtype="int32")
     again = relay.Call(name, [relay.subtract(n, relay.const(1, "int32"))])
@@ -148,7 +148,7 @@ def test_dynamic_shapes_and_no_elements() -> None:
         assert all(leaves(item(data)) == expected for item in machines)
 
 
-def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
+def test_error_releases_intermediates() -> None:
     @runtime.register_func("test.aot.fail", override=True)
     def fail(x: runtime.Tensor, out: runtime.Tensor) -> None:
         if x.numpy()[0] < 0:
@@ -189,7 +189,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
     runtime.remove_global_func("test.aot.fail")
 
 
-def test_an_artifact_keeps_its_native_code(tmp_path: Path) -> None:
+def test_artifact_keeps_its_native_code(tmp_path: Path) -> None:
     module = module_of(COUNTING)
     exe = ekiden.compile(module, executor="aot")
     exe.save(tmp_path / "model.eki")
@@ -207,7 +207,7 @@ def test_an_artifact_keeps_its_native_code(tmp_path: Path) -> None:
     assert leaves(library["main"](np.asarray(9, "int32"))) == leaves(exe(np.int32(9)))
 
 
-def test_the_executors_of_relay_agree() -> None:
+def test_executors_of_relay_agree() -> None:
     x = relay.var("x", shape=(4, 4))
     function = relay.Function([x], relay.Tuple([relay.nn.softmax(x), relay.Tuple([x + x])]))
     data = np.random.default_rng(0).random((4, 4), dtype=np.float32)

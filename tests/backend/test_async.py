@@ -128,7 +128,7 @@ def test_convolutions_side_by_side_give_the_same_bits() -> None:
     agree(Function([x], y), RNG.standard_normal((1, 16, 20, 20)).astype("float32"))
 
 
-def test_control_flow_waits_for_what_it_reads() -> None:
+def test_control_flow_waits_for_its_operands() -> None:
     module = relay.fromtext("""
 def @steps(%n: int32, %x: Tensor[(64, 64), float32], %y: Tensor[(64, 64), float32]) {
   if (less(%n, 1)) { (%x, %y) }
@@ -151,7 +151,7 @@ def test_data_dependent_shapes() -> None:
     assert exe.raw.metadata["executor"] == "async"
 
 
-def test_the_first_error_in_program_order_is_the_one_reported() -> None:
+def test_first_error_in_program_order_is_the_one_reported() -> None:
     x, y = relay.var("x", shape=(N, 32)), relay.var("y", shape=(SizeVar("m"), 32))
     busy = x
     for _ in range(6):
@@ -191,7 +191,7 @@ def test_memory_is_planned_for_kernels_at_the_same_time(count: int) -> None:
     assert many > one if count > 1 else many == one > 0
 
 
-def test_warm_runs_ask_the_system_for_nothing() -> None:
+def test_warm_runs_allocate_no_memory() -> None:
     exe = ekiden.compile(ekiden.IRModule.from_expr(towers(3, 6, 96)), executor="async")
     x = RNG.standard_normal((8, 96)).astype("float32")
     counts = []

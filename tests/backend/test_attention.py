@@ -114,7 +114,7 @@ def test_attention_matches_formula_at_fixed_sizes(
         ("11st", {"causal": "end", "scale": 0.5}),
     ],
 )
-def test_one_kernel_for_all_lengths(bias: str, options: dict[str, Any]) -> None:
+def test_attention_kernel_serves_all_lengths(bias: str, options: dict[str, Any]) -> None:
     exe = compiled(sizes_of("1 4 2 1 1 8 16"), bias, "bst", options)
     for batch, queries, keys in ((1, 1, 1), (2, 5, 16), (1, 13, 63), (1, 6, 65), (3, 12, 129)):
         dims = sizes_of(f"{batch} 4 2 {queries} {keys} 8 16")

@@ -64,7 +64,7 @@ def test_operators_stay_if_copies_cost_more() -> None:
     assert result == [("exp", HERE)]
 
 
-def test_a_value_is_copied_once_for_all_that_use_it() -> None:
+def test_value_is_copied_once_for_all_that_use_it() -> None:
     """Each of the three products alone would not pay for a copy of what it takes."""
     one = 2 * 256 * 256 * 16 / 1e9  # seconds of one product here
     costs = replace(
@@ -92,7 +92,7 @@ def test_conditions_run_on_the_host() -> None:
     assert result["nn.dense"] == THERE and result["greater"] in (HERE, THERE)
 
 
-def test_a_program_placed_by_cost_computes_the_same(opencl_device: ekiden.Device) -> None:
+def test_program_placed_by_cost_computes_the_same(opencl_device: ekiden.Device) -> None:
     rng = np.random.default_rng(2)
     w = relay.const(rng.standard_normal((8, 64)).astype("float32"))
     x = relay.var("x", shape=(16, 64))

@@ -58,7 +58,7 @@ def in_child(work: Callable[[], bool]) -> int:
 
 
 @pytest.mark.slow
-def test_a_worker_of_a_pool_compiles() -> None:
+def test_worker_of_a_pool_compiles() -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(kernels) == kernels()
 
@@ -130,13 +130,13 @@ def inside_llvm() -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_a_child_of_any_fork_compiles_though_a_thread_was_inside_llvm() -> None:
+def test_fork_compiles_while_parent_thread_is_inside_llvm() -> None:
     with inside_llvm():
         assert in_child(lambda: bool(kernels())) == 0
 
 
 @pytest.mark.parametrize("package", ["ekiden.", ""])
-def test_a_child_imports_what_a_thread_was_importing(
+def test_fork_imports_module_being_imported_by_parent_thread(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that forks waits for modules of Ekiden's, and for those of others that are imported
@@ -184,7 +184,7 @@ with open(sys.argv[1], "wb") as file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_a_program_without_standard_error_compiles(closed: str, tmp_path: Path) -> None:
+def test_program_without_standard_error_compiles(closed: str, tmp_path: Path) -> None:
     """As daemons are started. Numbers of what is closed are those of the next files."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EKIDEN_CACHE_DIR": ""}
     result = tmp_path / "made"
@@ -194,7 +194,7 @@ def test_a_program_without_standard_error_compiles(closed: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
+def test_fork_compiles_while_parent_thread_compiles() -> None:
     with parallel.LOCAL_COMPILE_LOCK:
         done: list[int] = []
         forking = threading.Thread(target=lambda: done.append(in_child(lambda: bool(kernels()))))
@@ -330,6 +330,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.slow
-def test_a_child_has_the_runtime_that_a_thread_was_importing() -> None:
+def test_fork_has_runtime_being_imported_by_parent_thread() -> None:
     """And what the thread imported next."""
     assert subprocess.run([sys.executable, "-c", FIRST]).returncode == 0

@@ -32,14 +32,14 @@ def test_arrays_of_different_type_are_distinct_constants() -> None:
     assert pool.intern(np.zeros((0, 3), np.float32)) == 5
 
 
-def test_layout_in_memory_does_not_matter() -> None:
+def test_constant_deduplication_ignores_strides() -> None:
     pool = ConstantPool()
     rows = np.arange(600, dtype=np.int64).reshape(20, 30)
     assert pool.intern(rows) == pool.intern(np.asfortranarray(rows))
     assert pool.intern(np.arange(0)) == 1
 
 
-def test_weights_that_layers_share_are_in_an_artifact_once() -> None:
+def test_shared_weights_are_stored_once() -> None:
     x = relay.var("x", shape=(2, 64))
     weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     body = x

@@ -119,7 +119,7 @@ def test_all_executors_agree(name: str) -> None:
     assert exe.raw.devices == [cpu(0), cpu(1)]
 
 
-def test_a_copy_of_a_constant_costs_nothing() -> None:
+def test_constants_are_copied_to_devices_at_load() -> None:
     weight = relay.const(random(5, 7))
     x = relay.var("x", shape=(5, 7))
     both = relay.add(on_device(relay.multiply(x, weight), cpu(1)), relay.multiply(x, weight))
@@ -130,7 +130,7 @@ def test_a_copy_of_a_constant_costs_nothing() -> None:
     assert count(exe, "device_copy") == 0
 
 
-def test_results_stay_where_they_are_made() -> None:
+def test_results_stay_on_their_device() -> None:
     x = relay.var("x", shape=(4,))
     module = IRModule.from_expr(relay.Function([x], on_device(relay.exp(x), cpu(1))))
     exe = ekiden.compile(module, [cpu(0), cpu(1)])
@@ -144,7 +144,7 @@ def test_results_stay_where_they_are_made() -> None:
     ).device == cpu(0)
 
 
-def test_a_default_other_than_the_host() -> None:
+def test_default_other_than_the_host() -> None:
     x = relay.var("x", shape=(4,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     exe = ekiden.compile(module, [cpu(1), cpu(0)])
@@ -167,7 +167,7 @@ def test_devices_have_separate_memory() -> None:
         runtime.empty((4,), "float32", cpu(8))
 
 
-def test_a_warm_run_allocates_nothing() -> None:
+def test_warm_run_allocates_nothing() -> None:
     exe = ekiden.compile(parse(PROGRAMS["operators"][0]))
     x = runtime.tensor(random(5, 7))
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_warm_run_allocates_nothing() -> None:
     assert allocations() == before
 
 
-def test_a_saved_program_knows_its_devices(tmp_path: Path) -> None:
+def test_saved_program_records_its_devices(tmp_path: Path) -> None:
     exe = ekiden.compile(parse(PROGRAMS["closures"][0]))
     exe.save(tmp_path / "two.eki")
     again = ekiden.load(tmp_path / "two.eki")
@@ -187,7 +187,7 @@ def test_a_saved_program_knows_its_devices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(*args).numpy(), exe(*args).numpy())
 
 
-def test_a_profile_shows_copies() -> None:
+def test_profile_shows_copies() -> None:
     text, args, _ = PROGRAMS["operators"]
     report = ekiden.compile(parse(text)).profile(*args, peak=False)
     copies = [call for call in report.calls if call.name.startswith("device_copy")]
@@ -342,7 +342,7 @@ def test_functions_among_values_of_two_devices(text: str, first: int) -> None:
         np.testing.assert_allclose(exe(*given).numpy(), expected, rtol=1e-6)
 
 
-def test_a_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> None:
+def test_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> None:
     """Nothing says of a function in a function where its parameters are: what was planned is read
     from the copies before it."""
     inner = "fn (bool) -> bool"

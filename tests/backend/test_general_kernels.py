@@ -101,7 +101,7 @@ def test_unary_functions_match_interpreter(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32"])
 @pytest.mark.parametrize("name", ["add", "multiply", "subtract", "floor_divide", "maximum"])
-def test_integers_wrap(name: str, dtype: str) -> None:
+def test_integers_wrap_around(name: str, dtype: str) -> None:
     a, b = data(4, 300, dtype=dtype), data(4, 300, dtype=dtype)
     b[b == 0] = 3
     check(getattr(relay, name)(v("a", 4, 300, dtype=dtype), v("b", 4, 300, dtype=dtype)), a, b)
@@ -476,7 +476,7 @@ def test_attention_in_other_layouts() -> None:
     check(relay.op.nn.attention(*inputs, layouts=layouts), q, k, value)
 
 
-def test_a_query_that_sees_no_key_is_zero() -> None:
+def test_fully_masked_query_gives_zero() -> None:
     q, k = data(1, 2, 7, 8), data(1, 2, 4, 8)
     inputs = [v("q", *q.shape), v("k", *k.shape), v("v", *k.shape)]
     body = relay.op.nn.attention(*inputs, causal="end", nan_as_zero=True)
@@ -578,7 +578,7 @@ def test_kernels_of_sizes_that_have_no_general_form() -> None:
     assert general_shape_form(small, TARGET) == "elements of int4"
 
 
-def test_stages_share_memory_that_nobody_reads_any_more() -> None:
+def test_stages_share_dead_memory() -> None:
     """Of a chain of four one has memory of its own beside the last that is read; the largest of
     those that share it says how much there is."""
     x = te.placeholder((4, 8), "float32", name="x")
@@ -597,7 +597,7 @@ def test_stages_share_memory_that_nobody_reads_any_more() -> None:
     np.testing.assert_allclose(result, np.repeat(expected, 10, 0), rtol=1e-6)
 
 
-def test_an_array_that_its_owner_may_write_again_is_copied() -> None:
+def test_array_that_its_owner_may_write_again_is_copied() -> None:
     """What Ekiden itself has made and closed is taken as it is."""
     result = empty((1 << 18,), "float32").numpy()
     result.setflags(write=False)

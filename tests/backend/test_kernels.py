@@ -110,7 +110,7 @@ def test_sizes_that_an_operator_relates_share_a_symbol() -> None:
             assert len(free_vars(*dims)) == 1, form
 
 
-def test_a_cached_kernel_is_not_compiled_again(
+def test_cached_kernel_is_not_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path))
@@ -118,14 +118,14 @@ def test_a_cached_kernel_is_not_compiled_again(
     assert build_kernels([primitive(1.5)], TARGET, cache=KernelCache(tmp_path)) == first
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = KernelCache(tmp_path / "file")
     assert build_kernels([primitive(1.0)], TARGET, cache=cache).link(TARGET)
 
 
 @pytest.mark.slow
-def test_progress_counts_what_is_compiled(jobs: str) -> None:
+def test_progress_counts_compiled_kernels(jobs: str) -> None:
     seen: list[tuple[int, int]] = []
     functions = [primitive(s) for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
     build_kernels(functions, TARGET, lambda d, t, n: seen.append((d, t)), KernelCache(None))
@@ -174,7 +174,7 @@ def broken(*_: object) -> object:
     raise CompileError("tanh: no such luck")
 
 
-def test_the_error_of_a_kernel_names_the_node_of_the_model(
+def test_error_of_a_kernel_names_the_node_of_the_model(
     jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = OPS["tanh"]
@@ -203,7 +203,7 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
         (signal.SIGABRT, "{}: LLVM ERROR: no such register"),
     ],
 )
-def test_a_worker_that_dies_is_an_error(
+def test_worker_death_is_an_error(
     number: signal.Signals, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")

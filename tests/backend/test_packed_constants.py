@@ -14,7 +14,7 @@ from ekiden import relay
 
 @pytest.mark.parametrize("executor", ["vm", "aot"])
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
-def test_a_packed_constant_is_a_result_after_saving(
+def test_packed_constant_is_a_result_after_saving(
     dtype: str, executor: str, tmp_path: Path
 ) -> None:
     numbers = np.array([[1, 0, 1], [3, 2, 1], [1, 0, 3]]).astype(getattr(ml_dtypes, dtype))

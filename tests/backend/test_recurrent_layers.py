@@ -190,12 +190,12 @@ def test_custom_activations_match_formula(name: str) -> None:
     check("rnn", (3, 1, 4, 18), activations=(name,), alphas=(0.3,), betas=(0.6,))
 
 
-def test_activations_of_an_lstm_are_f_g_h() -> None:
+def test_lstm_activations_are_f_g_h() -> None:
     names = ("hard_sigmoid", "softsign", "relu")
     check("lstm", (3, 1, 4, 18), activations=names, alphas=(0.2,), betas=(0.5,))
 
 
-def test_threads_share_a_step() -> None:
+def test_recurrent_step_is_split_among_threads() -> None:
     check("lstm", (3, 1, 8, 512), dynamic=False)
 
 

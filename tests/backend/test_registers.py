@@ -165,9 +165,7 @@ def functions(draw: Draw) -> list[Instruction]:
 
 @settings(max_examples=60, deadline=None, phases=[Phase.generate])
 @given(functions(), st.integers(0, 2**20))
-def test_a_function_computes_the_same_in_fewer_registers(
-    code: list[Instruction], choices: int
-) -> None:
+def test_register_allocation_preserves_results(code: list[Instruction], choices: int) -> None:
     count, shared = allocate_registers(code, N_PARAMS)
     result, effects = run(code, choices)
     assert run(shared, choices) == (result, effects)
@@ -176,7 +174,7 @@ def test_a_function_computes_the_same_in_fewer_registers(
 
 
 @quick
-def test_a_move_goes_where_its_source_dies() -> None:
+def test_moves_are_coalesced_at_last_use() -> None:
     code = [
         make_instruction("AllocADT", dst=1, tag=0, fields=(0,)),
         make_instruction("Move", dst=2, src=1),
@@ -189,7 +187,7 @@ def test_a_move_goes_where_its_source_dies() -> None:
 
 
 @quick
-def test_an_argument_is_moved_where_it_is_read_last() -> None:
+def test_arguments_are_moved_at_last_use() -> None:
     code = [
         make_instruction("Invoke", dst=3, func=0, args=(0, 1, 0)),
         make_instruction("InvokeClosure", dst=4, closure=1, args=(1, 2)),
@@ -232,7 +230,7 @@ def test_dead_registers_are_cleared_before_calls() -> None:
 
 
 @quick
-def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_for() -> None:
+def test_tensors_in_shared_storage_are_not_killed_before_allocation() -> None:
     """The tensor of a storage of its own is; a view of the arena costs nothing to keep."""
     tensor = {"offset": 0, "dtype": "float32", "shape": ()}
     storage = {"size": 0, "size_index": 0, "alignment": 64, "device": 0}
@@ -257,14 +255,14 @@ def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_fo
 
 
 @quick
-def test_a_jump_back_is_refused() -> None:
+def test_backward_jump_is_refused() -> None:
     with pytest.raises(InternalError, match="registers: Goto at 1 jumps back"):
         allocate_registers(
             [make_instruction("LoadConsti", dst=0, value=1), make_instruction("Goto", offset=-1)], 0
         )
 
 
-def test_a_long_function_needs_few_registers() -> None:
+def test_long_function_needs_few_registers() -> None:
     code = [make_instruction("AllocADT", dst=i + 1, tag=0, fields=(i,)) for i in range(10_000)]
     count, result = allocate_registers([*code, make_instruction("Ret", src=10_000)], 1)
     assert (count, len(result)) == (1, 10_001)

@@ -53,13 +53,13 @@ def _compiled(params: str, body: str, extent: str, step: int) -> ekiden.Executab
 
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("step", [WRAPS, NEGATIVE, 2**62])
-def test_a_size_that_wraps_is_a_type_error(name: str, step: int) -> None:
+def test_size_overflow_is_a_type_error(name: str, step: int) -> None:
     with pytest.raises(TypeInferenceError, match=name.replace(".", r"\.")):
         _compiled(*WINDOWS[name], "5", step)
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_size_that_wraps_in_a_run_is_an_input_error(name: str) -> None:
+def test_runtime_size_overflow_is_an_input_error(name: str) -> None:
     params, body = WINDOWS[name]
     exe = _compiled(params, body, "n", 2**62)
     shapes = {"%x: Tensor[(1, 1, N)": (1, 1, 5), "%x: Tensor[(1, 1, 4, N)": (1, 1, 4, 5)}
@@ -145,7 +145,7 @@ def test_data_dependent_sizes_are_checked(case: str) -> None:
         exe(*inputs.values())
 
 
-def test_a_tensor_that_no_memory_holds_has_no_type() -> None:
+def test_tensor_beyond_address_space_has_no_type() -> None:
     assert TensorType((MAX_ELEMENTS,)).concrete_shape == (MAX_ELEMENTS,)
     for shape in ((MAX_ELEMENTS + 1,), (2**40, 2**40), (0, 2**62), (SizeVar("n"), 2**60)):
         with pytest.raises(ValueError, match="elements fit in memory"):

@@ -93,7 +93,7 @@ def test_flush_code_of_other_architectures() -> None:
 
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh"])
-def test_no_results_are_lost_on_the_way(name: str, text: str) -> None:
+def test_flushing_subnormals_preserves_results(name: str, text: str) -> None:
     """The processor notes each result that is too small for a normal number, and takes 100 cycles
     and more for it: where a softmax is masked, exp had as many."""
     libm = ctypes.CDLL("libm.so.6")
@@ -188,7 +188,7 @@ def test_exported_library_flushes_subnormals(tmp_path: Path) -> None:
     check_flushed(lambda x: run(ekiden.runtime.tensor(x)))
 
 
-def test_the_graph_executor_flushes() -> None:
+def test_graph_executor_flushes() -> None:
     with ekiden.transform.PassContext(config={"kernels.denormals": "flush"}):
         built = relay.build(halving(), "llvm")
     graph = GraphModule(built["default"](ekiden.cpu(0)))
@@ -200,7 +200,7 @@ def test_the_graph_executor_flushes() -> None:
     check_flushed(run)
 
 
-def test_the_mode_of_a_caller_stays(tmp_path: Path) -> None:
+def test_caller_flush_mode_is_restored(tmp_path: Path) -> None:
     """One that flushes itself finds its own mode after kernels that do and that do not."""
     libm = ctypes.CDLL("libm.so.6")
     kept, own = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()

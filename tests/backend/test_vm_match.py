@@ -50,7 +50,7 @@ def test_wildcards_are_not_tested() -> None:
     assert shown(tree("(int32, (int32, int32))", pair)) == (0, {"a": (0,), "b": (1, 1)})
 
 
-def test_a_clause_may_be_reached_on_several_ways() -> None:
+def test_clause_reached_by_several_paths() -> None:
     nodes = tree("(List[int32], List[int32])", "(Nil, Nil) => 0, (Cons(%a, _), _) => %a, _ => 2")
     first = (1,), {1: (0, {})}, (2, {})
     assert shown(nodes) == ((0,), {1: first, 0: (1, {"a": (0, 0)})}, (2, {}))
@@ -63,7 +63,7 @@ def test_most_discriminating_field_is_tested_first() -> None:
     assert cases[0][0] == (1,)
 
 
-def test_a_match_without_clauses_has_no_nodes() -> None:
+def test_match_without_clauses_has_no_nodes() -> None:
     assert decision_tree([]) == []
 
 

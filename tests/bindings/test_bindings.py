@@ -149,7 +149,7 @@ be 21 MB."""
 
 @pytest.mark.parametrize("build", LANGUAGES)
 @pytest.mark.parametrize("_", [pytest.param(0, marks=LONG, id="long")])
-def test_million_calls_do_not_leak(build: Build, folder: Path, tmp_path: Path, _: int) -> None:
+def test_one_million_calls_do_not_leak(build: Build, folder: Path, tmp_path: Path, _: int) -> None:
     sizes = []
     for times in (100_000, 1_000_000):
         place = tmp_path / str(times)
@@ -188,7 +188,7 @@ EXACT = ("cpp", "rust")
 
 @pytest.mark.parametrize("build", NOT_PYTHON)
 @pytest.mark.parametrize("_", [pytest.param(0, marks=LONG, id="long")])
-def test_a_million_steps_under_address_sanitizer(
+def test_million_steps_under_address_sanitizer(
     build: Build, folder: Path, sanitized: Path, tmp_path: Path, _: int
 ) -> None:
     program = build(often(folder, tmp_path / "script", 200_000), tmp_path, sanitized)

@@ -87,7 +87,7 @@ fn main() {
 
 
 @needs("cargo", "cc")
-def test_a_program_that_depends_on_the_crate_runs(tmp_path: Path) -> None:
+def test_program_that_depends_on_the_crate_runs(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "Cargo.toml").write_text(MANIFEST.format(path=BINDINGS / "rust"))
     (tmp_path / "src/main.rs").write_text(DEPENDENT)

@@ -85,13 +85,13 @@ def test_invalid_and_closed_handles_are_errors(site: Path) -> None:
     assert run(site, "check.mjs", ".", flags=("--expose-gc",)) == "right\n"
 
 
-def test_the_runtime_is_small(site: Path) -> None:
+def test_runtime_is_small(site: Path) -> None:
     for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
         assert len(gzip.compress((site / name).read_bytes(), 9)) <= MOST
     assert all((site / name).exists() for name in package_files())
 
 
-def test_a_file_for_another_width_is_refused(site: Path, tmp_path: Path) -> None:
+def test_file_for_another_width_is_refused(site: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="its architecture|WebAssembly"):
         ekiden.load(site / "scaled.eki")
     text = json.loads((site / "conformance.json").read_text())["models"]["scaled"]
@@ -114,7 +114,7 @@ def test_native_code_of_functions_is_refused(tmp_path: Path) -> None:
         ekiden.export(module, tmp_path / "m.eki", SIMD, executor="aot")
 
 
-def test_results_are_those_of_this_machine(site: Path, tmp_path: Path) -> None:
+def test_wasm_results_match_native(site: Path, tmp_path: Path) -> None:
     text = """#[version = "0.0.5"]
     def @main(%x: Tensor[(n, 3, 17, 19), float32], %w: Tensor[(8, 3, 3, 3), float32]) {
       %0 = nn.conv2d(%x, %w, padding=[1, 1, 1, 1], channels=8, kernel_size=[3, 3]);
@@ -145,7 +145,7 @@ def test_results_are_those_of_this_machine(site: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(actual, np.asarray(item).ravel(), rtol=2e-5, atol=2e-5)
 
 
-def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
+def test_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
     text = """#[version = "0.0.5"]
     def @main(%x: Tensor[(n, 4), float32]) { strided_slice(%x, begin=[0], end=[3], axes=[1]) }"""
     ekiden.export(relay.parse(text), tmp_path / "model.eki", list(WEB_TARGETS))
@@ -157,7 +157,7 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
     assert any(line.startswith("true input 'x'") for line in message)
 
 
-def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_runtime()
     monkeypatch.setattr("ekiden.compiler.export.web.run_c_compiler", None)
     assert build_runtime() == first

@@ -168,7 +168,7 @@ def check(actual: list[Any], wanted: object) -> None:
         np.testing.assert_allclose(np.array(data), array.ravel(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
+def test_network_gives_what_this_machine_gives(said: dict[str, Any]) -> None:
     exe, w = ekiden.compile(relay.parse(NET)), ramp(5, 3, 3, 3)
     for n, result in zip((2, 1, 4), said["net"], strict=True):
         check(result, exe(ramp(n, 3, 9, 7), w))
@@ -208,7 +208,7 @@ def test_missing_webgpu_is_reported(site: Path) -> None:
     assert "WebGPU" in in_chromium(site, page, [*PLAIN, "--disable-gpu"])
 
 
-def test_the_command_compiles_for_both() -> None:
+def test_command_compiles_for_both() -> None:
     assert web_targets(["webgpu"]) == ["webgpu", *WEB_TARGETS]
     assert web_targets([WEB_TARGETS[-1]]) == [WEB_TARGETS[-1]]
     assert json.dumps(web_targets(())) == json.dumps(list(WEB_TARGETS))

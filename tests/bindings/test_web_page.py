@@ -79,7 +79,7 @@ def test_dropped_file_is_classified(page: Page) -> None:
     assert page.text_content("#best") == "z: html"
 
 
-def test_a_wrong_file_is_an_error_that_is_shown(page: Page) -> None:
+def test_invalid_file_shows_an_error(page: Page) -> None:
     give(page, "empty", b"")
     page.wait_for_selector("#error:visible")
     expected = "empty cannot be looked at: it has 0 bytes, 8 are needed"
@@ -91,7 +91,7 @@ def test_a_wrong_file_is_an_error_that_is_shown(page: Page) -> None:
     assert page.locator("#error").is_hidden()
 
 
-def test_it_works_without_a_network(page: Page) -> None:
+def test_page_works_offline(page: Page) -> None:
     page.evaluate("navigator.serviceWorker.ready.then(() => 1)")
     page.context.set_offline(True)
     page.reload()

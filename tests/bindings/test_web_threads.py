@@ -69,7 +69,7 @@ def in_node(site: Path, options: str) -> dict[str, Any]:
     return result
 
 
-def test_threads_of_node_give_what_one_gives(site: Path) -> None:
+def test_node_threads_match_single_thread(site: Path) -> None:
     one = in_node(site, "{threads: 1}")
     assert one["threads"] == 1 and one["oneThread"] == "one thread was asked for"
     shared = in_node(site, "{threads: 3}")
@@ -79,7 +79,7 @@ def test_threads_of_node_give_what_one_gives(site: Path) -> None:
         assert item["first"] == one["first"]
 
 
-def test_a_runtime_without_threads_is_given(site: Path) -> None:
+def test_runtime_without_threads_is_given(site: Path) -> None:
     text = """
       import {readFileSync} from 'node:fs';
       import {abilities, init} from './index.js';
@@ -100,7 +100,7 @@ def test_a_runtime_without_threads_is_given(site: Path) -> None:
     assert lines == [expected, "1"], done.stderr
 
 
-def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path) -> None:
+def test_thread_without_code_space_is_an_error(site: Path, tmp_path: Path) -> None:
     """As where an engine has no memory left for it; the caller must not wait for ever."""
     if shutil.which("node") is None:
         pytest.skip("needs node")
@@ -121,7 +121,7 @@ def test_a_thread_that_cannot_place_code_is_an_error(site: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_a_page_has_threads_where_it_may(site: Path, isolated: bool) -> None:
+def test_page_uses_threads_if_isolated(site: Path, isolated: bool) -> None:
     script = "async (n) => (await import('/measure.js')).measure(n ? {threads: n} : {})"
     with page_of(site, isolated=isolated) as page:
         if isolated:

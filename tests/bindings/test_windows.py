@@ -83,7 +83,7 @@ def test_cpp_on_windows_follows_the_conformance_script(folder: Path) -> None:
 
 @NEEDS_WINDOWS
 @pytest.mark.parametrize("executor", ["vm", "aot"])
-def test_the_same_bits_as_here(folder: Path, executor: str) -> None:
+def test_windows_results_equal_linux_bit_for_bit(folder: Path, executor: str) -> None:
     module, shape = convolutions(), (1, 8, 32, 32)
     ekiden.export(module, folder / "net.eki", WINDOWS, executor=executor)
     value = (np.arange(np.prod(shape)) % 17 - 8).astype(np.float32).reshape(shape)
@@ -93,7 +93,7 @@ def test_the_same_bits_as_here(folder: Path, executor: str) -> None:
     assert bits == [f"{n:08x}" for n in here.numpy().view(np.uint32).ravel()]
 
 
-def test_an_artifact_for_windows_does_not_run_here(tmp_path: Path) -> None:
+def test_artifact_for_windows_does_not_run_here(tmp_path: Path) -> None:
     text = json.loads((BINDINGS / "conformance.json").read_text())["models"]["scaled"]
     ekiden.export(relay.parse(text), tmp_path / "m.eki", WINDOWS)
     with pytest.raises(LoadError, match=r"lacks what its code needs: Windows"):

@@ -49,7 +49,7 @@ def times(monkeypatch: pytest.MonkeyPatch, *its: float) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "count"), [(2e-6, 20e-6, 1), (9.8e-6, 9e-6, 1), (20e-6, 30e-6, 0)]
 )
-def test_faster_engine_keeps_the_region(
+def test_faster_engine_gets_the_region(
     engine: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -70,13 +70,13 @@ def test_faster_engine_keeps_the_region(
     np.testing.assert_allclose(exe(X).numpy(), expected, rtol=1e-6)
 
 
-def test_engine_keeps_all_or_no_regions(engine: str) -> None:
+def test_engine_gets_all_regions_or_none(engine: str) -> None:
     exe = ekiden.compile(relay.parse(TEXT), byoc=engine)
     assert len(exe.raw.metadata["external"]) == 2 and exe.profile(X).regions == ()
     assert "external" not in ekiden.compile(relay.parse(TEXT)).raw.metadata
 
 
-def test_a_region_that_does_not_run_stays_with_ekiden(
+def test_failing_region_falls_back_to_ekiden(
     engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*argument: object) -> list[float]:
@@ -88,7 +88,7 @@ def test_a_region_that_does_not_run_stays_with_ekiden(
     assert "stays with Ekiden: it is broken" in caplog.text
 
 
-def test_what_cannot_be_measured_or_is_not_known_is_refused() -> None:
+def test_unmeasurable_or_unknown_engine_is_refused() -> None:
     other = "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=cortex-a72"
     with pytest.raises(ekiden.CompileError, match="byoc 'auto' measures on this machine"):
         ekiden.compile(relay.parse(TEXT), other, byoc="auto")
@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_or_is_not_known_is_refused() -> None:
         ekiden.compile(relay.parse(TEXT), byoc="fast")
 
 
-def test_real_times_choose_one(engine: str) -> None:
+def test_measured_times_select_an_engine(engine: str) -> None:
     (line, *_) = ekiden.compile(relay.parse(TEXT), byoc="auto").profile(X).regions
     assert line.startswith("add, nn.relu: onnxruntime ")
     assert line.endswith((": Ekiden", ": onnxruntime"))

@@ -70,12 +70,12 @@ def check(engine: str, text: str, args: Sequence[Array], count: int = 1) -> IRMo
 
 @share(2)
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_region_of_several_operators_and_results(engine: str, rows: int) -> None:
+def test_region_of_several_operators_and_results(engine: str, rows: int) -> None:
     result = check(engine, MLP, whole((rows, 3), (4, 3), (4,)))
     assert "cumsum" not in str(regions(result)[0])
 
 
-def test_a_region_gives_a_tuple_that_ekiden_takes_and_a_part_of_it(engine: str) -> None:
+def test_region_result_tuple_and_its_fields(engine: str) -> None:
     text = """
 def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, 2), float32]) {
   %0 = nn.relu(%x);
@@ -85,7 +85,7 @@ def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, 2), float32]) {
     check(engine, text, whole((2, 3), (2, 2)))
 
 
-def test_the_range_of_a_region_is_computed_outside_of_it(engine: str) -> None:
+def test_region_output_range_is_computed_outside(engine: str) -> None:
     text = """
 def @main(%x: Tensor[(1, 3, 5, 5), float32], %w: Tensor[(4, 3, 3, 3), float32]) {
   %0 = nn.conv2d(%x, %w, padding=[1, 1]);
@@ -112,7 +112,7 @@ UNKNOWN = {
 @share(2)
 @pytest.mark.parametrize("text", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.parametrize("rows", [0, 2])
-def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
+def test_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
     module = relay.parse(text)
     count = len(module["main"].params)  # type: ignore[attr-defined]
     result = byoc.partition(module, engine)
@@ -132,7 +132,7 @@ def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
     "context",
     [{"opt_level": 0}, {"opt_level": 1}, {"disabled_pass": ["Inline", "InlinePrimitives"]}],
 )
-def test_a_region_stays_one_at_every_opt_level(
+def test_region_is_not_split_at_any_opt_level(
     engine: str, text: str, context: dict[str, Any]
 ) -> None:
     result = byoc.partition(relay.parse(text), engine)
@@ -155,7 +155,7 @@ def test_regions_are_not_tuning_tasks(engine: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])
-def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> None:
+def test_convolution_with_a_constant(engine: str, dtype: str, count: int) -> None:
     """Of doubles there is none in ONNX Runtime."""
     weight = relay.const(np.arange(54).reshape(2, 3, 3, 3).astype(dtype) - 20)
     x = relay.var("x", shape=(1, 3, 8, 8), dtype=dtype)
@@ -247,7 +247,7 @@ def test_each_region_is_named_in_the_log(engine: str, caplog: pytest.LogCaptureF
     assert expected in caplog.text
 
 
-def test_a_library_of_another_environment_is_found(
+def test_library_of_another_environment_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of the system's packages, which this environment sees, or those of the user."""
@@ -260,7 +260,7 @@ def test_a_library_of_another_environment_is_found(
     assert engine_folder("onednn") == str(tmp_path / "lib")
 
 
-def test_an_unknown_engine_is_refused() -> None:
+def test_unknown_engine_is_refused() -> None:
     with pytest.raises(CompileError, match="expected one of the engines .*'openvino', got 'no'"):
         byoc.partition(relay.parse(MLP), "no")
 
@@ -280,7 +280,7 @@ except ekiden.LoadError as error:
 """
 
 
-def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path: Path) -> None:
+def test_artifact_names_its_missing_engine(engine: str, tmp_path: Path) -> None:
     """Without the compiler, which made the region's code."""
     path = tmp_path / "model.eki"
     ekiden.compile(byoc.partition(relay.parse(MLP), engine)).save(path)
@@ -297,7 +297,7 @@ def test_an_artifact_runs_elsewhere_or_says_what_it_needs(engine: str, tmp_path:
     assert f"pip install 'ekiden[{engine}]'" in message[1]
 
 
-def test_an_engine_that_is_not_here_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_is_a_single_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINE_FOLDERS, "absent", lambda: "/nowhere")
     byoc.register(OnnxEngine("absent"))
     with pytest.raises(
@@ -306,7 +306,7 @@ def test_an_engine_that_is_not_here_is_one_error(monkeypatch: pytest.MonkeyPatch
         byoc.partition(relay.parse(MLP), "absent")
 
 
-def test_a_region_takes_arrays_that_may_not_be_written_or_are_not_contiguous(engine: str) -> None:
+def test_region_takes_arrays_that_may_not_be_written_or_are_not_contiguous(engine: str) -> None:
     module = relay.parse("def @main(%x: Tensor[(2, 3), float32]) { nn.relu(%x) }")
     exe = ekiden.compile(byoc.partition(module, engine))
     x = np.float32([[1, -1, 2], [0, 3, -2]])
@@ -324,7 +324,7 @@ def test_many_threads_in_one_region(engine: str) -> None:
             np.testing.assert_array_equal(result, row)
 
 
-def test_sums_of_products_are_those_of_floats(engine: str) -> None:
+def test_engine_matmul_has_float_accuracy(engine: str) -> None:
     """1 + 2**-10 is no number of bfloat16, to which engines round where the processor has it."""
     module = relay.parse(
         "def @main(%x: Tensor[(64, 64), float32], %w: Tensor[(64, 64), float32])"
@@ -378,7 +378,7 @@ def patterns_of(engine: OnnxEngine, name: str) -> list[PatternEntry]:
     return [(item.replace(engine.name, name), *rest) for item, *rest in engine.patterns()]
 
 
-def test_a_region_that_fails_names_its_nodes(onnx_engine: str) -> None:
+def test_region_that_fails_names_its_nodes(onnx_engine: str) -> None:
     broken = Broken(onnx_engine)
     byoc.register(broken)
     result = byoc.partition(relay.frontend.from_onnx(net(4))[0], broken.name)
@@ -453,7 +453,7 @@ class Doubler:
         return kernel
 
 
-def test_an_engine_of_ones_own_and_its_errors() -> None:
+def test_engine_of_ones_own_and_its_errors() -> None:
     byoc.register(Doubler())
     module = relay.parse("def @main(%x: Tensor[(2), float32]) { nn.relu(add(%x, %x)) }")
     result = byoc.partition(module, "doubler")
@@ -478,7 +478,7 @@ def test_an_engine_of_ones_own_and_its_errors() -> None:
     ],
     ids=["names", "code", "kernel", "compile", "load"],
 )
-def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], said: str) -> None:
+def test_contract_violation_names_the_engine(changes: dict[str, Any], said: str) -> None:
     result = Doubler()
     for name, value in changes.items():
         setattr(result, name, value)
@@ -489,7 +489,7 @@ def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], sa
 
 
 @pytest.mark.parametrize("name", ["", "../x", 3, None])
-def test_an_engine_of_no_name_is_refused(name: object) -> None:
+def test_engine_of_no_name_is_refused(name: object) -> None:
     result = Doubler()
     result.name = name  # type: ignore[assignment]
     with pytest.raises(CompileError, match="byoc: engine: a name .* expected"):
@@ -552,7 +552,7 @@ def test_errors_of_an_engine_while_it_loads_are_ours(tmp_path: Path) -> None:
     ],
     ids=["run", "compile", "load", "patterns", "no patterns"],
 )
-def test_an_engine_that_fails_while_it_is_measured_is_left_out(
+def test_engine_that_fails_while_it_is_measured_is_left_out(
     changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken("measured", **changes)

@@ -68,7 +68,7 @@ def started(program: Path, artifact: Path, **environment: str) -> subprocess.Com
 
 
 @pytest.mark.slow
-def test_a_c_program_runs_regions_within_control_flow(
+def test_c_program_runs_regions_within_control_flow(
     engine: str, program: Path, artifact: Path
 ) -> None:
     expected = ekiden.compile(looped())(np.ones((2, 3), np.float32)).numpy()
@@ -77,7 +77,7 @@ def test_a_c_program_runs_regions_within_control_flow(
     assert (done.stdout, done.stderr) == (f"shape 2 3\nfirst {numbers}\n", "")
 
 
-def test_a_c_program_without_the_engine_says_what_to_install(
+def test_c_program_without_the_engine_says_what_to_install(
     engine: str, program: Path, artifact: Path
 ) -> None:
     done = started(program, artifact)
@@ -105,7 +105,7 @@ class Theirs:
         return lambda *tensors: None
 
 
-def test_a_c_program_without_a_library_for_an_engine(program: Path, tmp_path: Path) -> None:
+def test_c_program_without_a_library_for_an_engine(program: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.eki"
     byoc.register(Theirs("theirs"))
     module = relay.parse("def @main(%x: Tensor[(2, 3), float32]) { add(%x, %x) }")

@@ -45,7 +45,7 @@ def run_region(name: str, operator: str, dtype: str, run: Run, value: Array) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_an_output_that_an_engine_leaves_unwritten_is_an_error(rows: int) -> None:
+def test_output_that_an_engine_leaves_unwritten_is_an_error(rows: int) -> None:
     value = np.ones((rows, 3), np.float32)
     said = rf"engine 'idle': it wrote nothing to its output 0, a tensor \({rows}, 3\) of float32"
     with pytest.raises(RunError, match=said):
@@ -54,14 +54,14 @@ def test_an_output_that_an_engine_leaves_unwritten_is_an_error(rows: int) -> Non
 
 @pytest.mark.parametrize("byte", [0xA5, 0x5A, 0])
 @pytest.mark.parametrize("rows", [0, 1, 40])
-def test_an_engine_may_write_any_bytes(rows: int, byte: int) -> None:
+def test_engine_may_write_any_bytes(rows: int, byte: int) -> None:
     """Those too that tell memory that nothing has written."""
     value = np.full((rows, 3), byte, np.uint8)
     copy: Run = lambda x, out: out.copy_from(x)  # noqa: E731
     np.testing.assert_array_equal(run_region("copier", "negative", "uint8", copy, value), value)
 
 
-def test_the_output_that_is_unwritten_is_named() -> None:
+def test_output_that_is_unwritten_is_named() -> None:
     def negate_first(x: Tensor, first: Tensor, second: Tensor) -> None:
         first.copy_from(-x.numpy())
 
@@ -76,7 +76,7 @@ def test_the_output_that_is_unwritten_is_named() -> None:
         exe(np.ones((2, 3), np.float32))
 
 
-def test_an_engine_that_writes_nothing_is_left_out_of_auto(
+def test_engine_that_writes_nothing_is_left_out_of_auto(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     byoc.register(OwnEngine("lazy_softmax", "nn.softmax", lambda x, out: None))

@@ -115,7 +115,7 @@ def test_kernels_are_swapped_behind_calls_from_four_threads(
 
 
 @sizes("files", 1000, 1_000_000)
-def test_damaged_files_are_harmless(objects: Objects, build: str, files: int) -> None:
+def test_damaged_files_do_not_crash(objects: Objects, build: str, files: int) -> None:
     if build == "thread":
         pytest.skip("damage is looked for where addresses are watched")
     # objects that come to own themselves leak; the hard build looks for other leaks
@@ -159,11 +159,11 @@ def tvm_ffi() -> Path:
     return Path(spec.origin).parent
 
 
-def test_the_layouts_are_those_of_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
+def test_abi_layouts_match_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
     compile_file(HERE / "abi_tvm_ffi.c", tmp_path / "abi.o", (f"-isystem{tvm_ffi / 'include'}",))
 
 
-def test_our_library_loads_in_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
+def test_ekiden_library_loads_in_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
     compile_file(HERE / "library.c", tmp_path / "library.o", ("-O2",))
     link([tmp_path / "library.o"], tmp_path / "library.so", ("-shared",))
     program = "import sys, tvm_ffi; print(tvm_ffi.load_module(sys.argv[1])['add_one'](41))"
@@ -172,7 +172,7 @@ def test_our_library_loads_in_tvm_ffi(tvm_ffi: Path, tmp_path: Path) -> None:
     assert result.stdout == "42\n", result.stderr
 
 
-def test_a_tvm_ffi_library_loads_in_ours(tvm_ffi: Path, tmp_path: Path, objects: Objects) -> None:
+def test_tvm_ffi_library_loads_in_ours(tvm_ffi: Path, tmp_path: Path, objects: Objects) -> None:
     library = next((tvm_ffi / "lib").glob("libtvm_ffi.so*"))
     compile_file(HERE / "load_tvm_ffi.c", tmp_path / "load.o", ("-O1",))
     link([*objects.runtime("address"), tmp_path / "load.o"], tmp_path / "load", ADDRESS)
@@ -194,7 +194,7 @@ def test_tvm_ffi_reads_our_maps_and_shapes(tvm_ffi: Path, tmp_path: Path, object
     run(tmp_path / "load", reference, leaks=False)
 
 
-def test_the_stripped_library_is_small(tmp_path: Path) -> None:
+def test_stripped_library_is_small(tmp_path: Path) -> None:
     library = tmp_path / "libekiden_runtime.so"
     subprocess.run(["strip", "-o", library, library_path()], check=True)
     size = library.stat().st_size

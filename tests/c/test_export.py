@@ -82,7 +82,7 @@ def test_several_results_are_a_tuple(exported: Path) -> None:
     np.testing.assert_allclose(result[1].numpy(), x @ WEIGHT, rtol=1e-5)
 
 
-def test_a_result_outlives_its_module(exported: Path) -> None:
+def test_result_outlives_its_module(exported: Path) -> None:
     x, y = x_and_y()
     result = runtime.load_module(exported / "one.so")["main"](x)
     np.testing.assert_allclose(result.numpy(), y, rtol=1e-5)
@@ -118,7 +118,7 @@ ValueError input 'x': expected Tensor[(n, 8), float32], got (3, 8) float64
 
 @needs_tvm_ffi
 @pytest.mark.parametrize("first", ["", "import ekiden.runtime"], ids=["alone", "beside ours"])
-def test_the_published_package_runs_it(exported: Path, first: str) -> None:
+def test_exported_library_runs_in_apache_tvm_ffi(exported: Path, first: str) -> None:
     pytest.importorskip("torch")
     program = TVM_FFI.format(first=first)
     printed = run_python(program, exported / "one.so", exported / "two.so")
@@ -140,14 +140,14 @@ def test_many_libraries_fit_in_one_process(exported: Path, tmp_path: Path) -> No
     assert run_python(program, *copies) == f"{{{total}}}\n"
 
 
-def test_a_library_shows_its_functions_and_nothing_else(exported: Path) -> None:
+def test_exported_library_has_only_its_symbols(exported: Path) -> None:
     command = ["nm", "-D", "--defined-only", exported / "one.so"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in listed.splitlines()}
     assert names == {"__ek_executable", "__ek_executable_size", "__tvm_ffi_main"}
 
 
-def test_a_library_needs_libc_and_threads_alone(exported: Path) -> None:
+def test_library_needs_libc_and_threads_alone(exported: Path) -> None:
     command = ["readelf", "-d", exported / "one.so"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"NEEDED.*\[([^]]+)\.so", listed))
@@ -169,7 +169,7 @@ def test_without_a_compiler_the_error_says_what_to_install(
         export_library(raw, tmp_path / "none.so")
 
 
-def test_what_the_compiler_refuses_is_shown(exported: Path, tmp_path: Path) -> None:
+def test_compiler_errors_are_shown(exported: Path, tmp_path: Path) -> None:
     raw = runtime.Executable.load(exported / "one.eki")
     with pytest.raises(ExportError, match=r"the C compiler failed:\n(?s:.*)nonsense"):
         export_library(raw, tmp_path / "bad.so", options=["-fnonsense"])
@@ -207,7 +207,7 @@ def expect_right_numbers(program: Path, exported: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["c", "cpp"])
-def test_an_example_prints_the_right_numbers(exported: Path, tmp_path: Path, language: str) -> None:
+def test_example_prints_the_right_numbers(exported: Path, tmp_path: Path, language: str) -> None:
     found_by = f"-Dekiden-runtime_DIR={runtime.cmake_dir().resolve()}"
     program = build_example(language, tmp_path / "build", found_by)
     expect_right_numbers(program, exported, "one.so")
@@ -220,7 +220,7 @@ def test_an_example_prints_the_right_numbers(exported: Path, tmp_path: Path, lan
 
 
 @pytest.mark.parametrize("compiler, source", [("cc", "c/run.c"), ("c++", "cpp/run.cpp")])
-def test_an_example_builds_by_one_command(
+def test_example_builds_by_one_command(
     exported: Path, tmp_path: Path, compiler: str, source: str
 ) -> None:
     if shutil.which(compiler) is None:
@@ -233,7 +233,7 @@ def test_an_example_builds_by_one_command(
     expect_right_numbers(program, exported, "one.so")
 
 
-def test_the_runtime_installs_without_python(exported: Path, tmp_path: Path) -> None:
+def test_runtime_installs_without_python(exported: Path, tmp_path: Path) -> None:
     build, prefix = tmp_path / "runtime", tmp_path / "prefix"
     cmake("-S", ROOT, "-B", build, "-DEKIDEN_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Debug")
     cmake("--build", build, "--parallel", str(os.cpu_count() or 1))

@@ -153,7 +153,7 @@ def test_non_array_arguments_are_refused(argument: object, result: str, artifact
     assert str(caught.value) == f"input 'x': expected an array of float32, got {result}"
 
 
-def test_dtypes_that_are_not_there_are_answered_with_near_ones() -> None:
+def test_unknown_dtype_suggests_similar_names() -> None:
     with pytest.raises(TypeError) as caught:
         runtime.empty((2,), "flot32")
     text = str(caught.value)
@@ -218,7 +218,7 @@ def test_invalid_environment_variables_are_refused(
 
 
 @pytest.mark.slow
-def test_all_options_are_known_whatever_was_imported() -> None:
+def test_option_table_is_independent_of_imports() -> None:
     code = "import json; from ekiden.ir.pass_context import PassContext\n"
     show = "print(json.dumps(PassContext.list_configs()))"
     whole = "import ekiden.compiler.build, ekiden.contrib, ekiden.tir.transform\n"

@@ -101,7 +101,7 @@ def test_run_prints_its_outputs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["bench", "--seconds", "0.02"], ["profile"]])
-def test_a_model_is_compiled_first(
+def test_model_is_compiled_first(
     onnx_file: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command[0], str(onnx_file), *command[1:], "--dim", "n=4"]) == 0
@@ -322,7 +322,7 @@ def test_nothing_is_left_when_compiling_fails(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.onnx", "unknown.onnx"]
 
 
-def test_the_output_is_checked_before_compiling(
+def test_output_is_checked_before_compiling(
     onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "nowhere"
@@ -397,7 +397,7 @@ def test_folder_without_model_is_refused(
 
 
 @pytest.mark.slow
-def test_names_of_files_need_not_be_text(onnx_file: Path, tmp_path: Path) -> None:
+def test_non_utf8_file_names_are_accepted(onnx_file: Path, tmp_path: Path) -> None:
     out = os.fsencode(tmp_path / "a") + b"\xff.eki"
     done = subprocess.run(
         [sys.executable, "-m", "ekiden.cli", "compile", str(onnx_file), "-o", out],
@@ -409,7 +409,7 @@ def test_names_of_files_need_not_be_text(onnx_file: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_output_that_takes_nothing_is_an_error(artifact: Path) -> None:
+def test_unwritable_output_is_an_error(artifact: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "ekiden.cli", "inspect", str(artifact)],

@@ -42,7 +42,7 @@ def test_compiling_is_logged(
         assert words in caplog.text
 
 
-def test_an_artifact_of_the_cache_is_logged(tmp_path: Path) -> None:
+def test_artifact_of_the_cache_is_logged(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "m.onnx")
     code = f"""
 import logging, ekiden
@@ -57,14 +57,14 @@ for _ in range(2):
     assert done.stderr.splitlines()[-1] == last, done.stderr
 
 
-def test_nothing_is_printed_unasked(tmp_path: Path) -> None:
+def test_compilation_prints_nothing_by_default(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "m.onnx")
     code = f"import ekiden; ekiden.compile({str(tmp_path / 'm.onnx')!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stdout + done.stderr
 
 
-def test_a_command_says_what_it_does(
+def test_verbose_command_logs_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     onnx.save(model(), tmp_path / "m.onnx")

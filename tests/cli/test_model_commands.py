@@ -86,7 +86,7 @@ def test_check_lists_what_is_not_supported(
     assert isinstance(problems, list) and problems[0]["operator"] == "Sigmoidd"
 
 
-def test_check_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_refuses_non_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.onnx"
     path.write_text("not a model")
     assert main(["check", str(path)]) == 1

@@ -30,7 +30,7 @@ def wrong(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_model_is_verified() -> None:
+def test_model_is_verified() -> None:
     result = ekiden.verify(model(), dims={"n": 3}, inputs=arguments(3))
     assert result and result.first_difference is None and result.against == "onnxruntime"
     assert str(result).splitlines()[-1].endswith(" agrees with onnxruntime in 1 tensors")
@@ -39,7 +39,7 @@ def test_a_model_is_verified() -> None:
     ]  # fmt: skip
 
 
-def test_an_artifact_is_verified(artifact: Path, wrong: Path) -> None:
+def test_artifact_is_verified(artifact: Path, wrong: Path) -> None:
     for argument in (artifact, artifact.read_bytes(), ekiden.load(artifact)):
         assert ekiden.verify(model(), argument)
     result = ekiden.verify(wrong, artifact)
@@ -50,7 +50,7 @@ def test_an_artifact_is_verified(artifact: Path, wrong: Path) -> None:
     assert "<td" in html and "Relu &#x27;last&#x27;" in html and "differs from onnxruntime" in html
 
 
-def test_an_artifact_on_the_command_line(
+def test_artifact_on_the_command_line(
     artifact: Path, wrong: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = tmp_path / "right.onnx"

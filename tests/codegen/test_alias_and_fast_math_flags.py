@@ -64,7 +64,7 @@ def test_aliasing_arguments_are_reloaded() -> None:
     assert x.tolist() == [2, 2, 0, 0]
 
 
-def test_a_store_to_a_buffer_is_seen_by_its_loads() -> None:
+def test_store_to_a_buffer_is_seen_by_its_loads() -> None:
     func = parse(
         "a: (4,), b: (4,)",
         "b[0] = a[0]\nb[1] = b[0] + 1.0\nb[0] = 5.0\nb[2] = b[0]",
@@ -125,7 +125,7 @@ def test_without_nan_a_maximum_is_one_comparison() -> None:
     assert counts == [2, 1]
 
 
-def test_an_unknown_flag_is_refused() -> None:
+def test_unknown_flag_is_refused() -> None:
     func = parse("a: (4,), b: (4,)", STORES, **{"tir.fast_math": "contract quick"})
     with pytest.raises(CompileError) as caught:
         emit_function(func, TARGET)

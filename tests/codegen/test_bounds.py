@@ -89,7 +89,7 @@ def _built(func: PrimFunc, target: str) -> Callable[..., object]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("func", [shifted, shifted_vector, scratch], ids=lambda f: f.name)
-def test_an_access_outside_of_a_buffer_is_an_error(func: PrimFunc, target: str) -> None:
+def test_access_outside_of_a_buffer_is_an_error(func: PrimFunc, target: str) -> None:
     run = _built(func, target)
     data, out = np.arange(16, dtype="float32"), np.zeros(16, "float32")
     run(data, np.array(0), out)
@@ -167,7 +167,7 @@ def _tile(columns: int, width: int, valid: int) -> PrimFunc:
 @pytest.mark.parametrize(
     ("columns", "width", "valid", "outside"), [(5, 8, 5, ""), (5, 8, 8, "C"), (5, 6, 5, "B")]
 )
-def test_a_register_tile_is_checked(
+def test_register_tile_is_checked(
     target: str, columns: int, width: int, valid: int, outside: str
 ) -> None:
     """What it loads and what it stores: a mask too wide, a panel too narrow for its vectors."""
@@ -188,7 +188,7 @@ def _model() -> tuple[ekiden.IRModule, dict[str, Array]]:
 
 
 @pytest.mark.slow
-def test_a_whole_model_is_checked() -> None:
+def test_whole_model_is_checked() -> None:
     module, params = _model()
     plain, checked = (ekiden.compile(module, bounds=b) for b in ("", "check"))
     assert "-bounds=check" in str(checked.raw.metadata["target"])
@@ -198,7 +198,7 @@ def test_a_whole_model_is_checked() -> None:
     np.testing.assert_array_equal(*found)
 
 
-def test_the_option_is_part_of_the_key_and_of_the_text() -> None:
+def test_option_is_part_of_the_key_and_of_the_text() -> None:
     plain, checked = Target.host(), Target.parse("llvm -bounds=check")
     assert checked.bounds == "check" and Target.parse(str(checked)) == checked
     assert kernel_key(shifted, plain) != kernel_key(shifted, checked)
@@ -210,7 +210,7 @@ def test_the_option_is_part_of_the_key_and_of_the_text() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_has_it(tmp_path: object) -> None:
+def test_command_line_has_it(tmp_path: object) -> None:
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Exp", ["x"], ["y"])], "g", [x], [y])

@@ -43,7 +43,7 @@ def run(module: Module, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_function_becomes_a_module(target: str) -> None:
+def test_function_becomes_a_module(target: str) -> None:
     module = build(scaled(2.0), target, cache=NO_CACHE)
     assert isinstance(module, Module) and module.names() == ["scale"]
     assert run(module, "scale").max() == 2.0
@@ -53,7 +53,7 @@ def test_a_function_becomes_a_module(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_assertion_shows_values(target: str) -> None:
+def test_assertion_shows_values(target: str) -> None:
     n, m = SizeVar("n"), SizeVar("m")
     x, y, out = (Buffer(name, (d,)) for name, d in (("x", n), ("y", m), ("out", const(1))))
     message, values = "100% must {{fit}}; n is {}, 100% of m is {}", (n, cast(m, "int32"))
@@ -70,7 +70,7 @@ def test_an_assertion_shows_values(target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_module_becomes_a_module(target: str) -> None:
+def test_module_becomes_a_module(target: str) -> None:
     funcs = {f"f{i}": scaled(float(i), f"f{i}") for i in range(1, 6)}
     module = build(IRModule(funcs), target, cache=NO_CACHE)
     assert sorted(module.names()) == sorted(funcs)
@@ -78,7 +78,7 @@ def test_a_module_becomes_a_module(target: str) -> None:
         assert run(module, f"f{i}").max() == i
 
 
-def test_a_name_replaces_that_of_the_function() -> None:
+def test_name_replaces_that_of_the_function() -> None:
     assert build(scaled(2.0), name="other", cache=NO_CACHE).names() == ["other"]
 
 
@@ -95,7 +95,7 @@ def test_sources_show_the_code() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_cached_is_not_compiled_again(
+def test_cached_module_is_not_recompiled(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = KernelCache(tmp_path)
@@ -134,7 +134,7 @@ def test_ekiden_build_is_public() -> None:
     assert run(build(lowered, cache=NO_CACHE), "scale").max() == 2.0
 
 
-def test_an_object_of_c_links_beside_one_of_llvm() -> None:
+def test_object_of_c_links_beside_one_of_llvm() -> None:
     target = Target.host()
     one, two = (ekiden.tir.transform.lower(scaled(f, n)) for f, n in ((2.0, "a"), (3.0, "b")))
     objects = [llvm.compile_object([one], target), c.compile_c(c.emit(two, target), target)]
@@ -153,7 +153,7 @@ def test_names_of_c_are_free_for_buffers(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_names_that_mean_something_in_c() -> None:
+def test_c_keywords_are_escaped() -> None:
     x = te.placeholder((SizeVar("n"), 4), name="NAN")
     y = te.compute(x.shape, lambda i, j: x[i, j] * 2.0, name="INT64_MIN")
     for name in ("double", "for", "exp", "M_PI"):

@@ -89,7 +89,7 @@ def test_arguments_have_the_types_of_c(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_a_loop_of_vectors_calls_for_one_element_after_the_other(target: str) -> None:
+def test_vectorized_call_extern_is_scalarized(target: str) -> None:
     x = te.placeholder((4,), name="x")
     y = te.compute((30,), lambda i: tir.call_pure_extern("float32", "cosf", x[i % 4]) + 1.0)
     schedule = te.create_schedule(y.op)
@@ -99,7 +99,7 @@ def test_a_loop_of_vectors_calls_for_one_element_after_the_other(target: str) ->
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_a_function_that_nobody_has_is_told_when_it_is_called(target: str) -> None:
+def test_missing_extern_function_is_an_error_at_the_call(target: str) -> None:
     module = ekiden.build(elementwise("ek_test_no_such_function"), target)
     with pytest.raises(LoadError, match="no C function .ek_test_no_such_function. is loaded"):
         called(module, X, shape=(4,))
@@ -161,7 +161,7 @@ def test_relay_calls_programs_that_call_out(
     np.testing.assert_allclose(run(X).numpy(), expected, rtol=1e-6)
 
 
-def test_the_interpreter_names_a_function_that_nobody_has() -> None:
+def test_interpreter_names_missing_extern_function() -> None:
     module = of_relay(elementwise("ek_test_no_such_function"))
     run = cast("Callable[..., Any]", create_executor("debug", module).evaluate())
     with pytest.raises(RunError, match="no C function .ek_test_no_such_function. is loaded"):
@@ -183,7 +183,7 @@ def axpy_program(name: str) -> IRModule:
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
 @pytest.mark.parametrize("executor", ["vm", "aot"])
-def test_an_exported_program_is_linked_with_a_micro_kernel(
+def test_exported_program_is_linked_with_a_micro_kernel(
     target: str, executor: str, tmp_path: Path
 ) -> None:
     """The process that compiles it has no such function."""
@@ -253,7 +253,7 @@ def test_two_models_are_linked_into_one_program(suffix: str, tmp_path: Path) -> 
         exe.export_library(tmp_path / "m.o", name="two words")
 
 
-def test_a_library_of_the_process_is_found_in_a_fresh_program(tmp_path: Path) -> None:
+def test_library_of_the_process_is_found_in_a_fresh_program(tmp_path: Path) -> None:
     """What a library is linked with needs nobody who loaded it."""
     name = "ek_test_fresh"
     exe = ekiden.compile(axpy_program(name))

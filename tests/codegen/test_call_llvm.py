@@ -54,7 +54,7 @@ def run(func: tir.PrimFunc, *inputs: np.ndarray, target: str = "llvm") -> np.nda
 
 @pytest.mark.parametrize("op", [tir.call_llvm_intrin, tir.call_llvm_pure_intrin])
 @pytest.mark.parametrize("name", ["llvm.sqrt", "llvm.sqrt.f32"])
-def test_an_intrinsic_is_called_with_and_without_its_overload(
+def test_intrinsic_is_called_with_and_without_its_overload(
     op: Callable[..., tir.PrimExpr], name: str
 ) -> None:
     func = elementwise(lambda x: op("float32", name, ONE, x))
@@ -119,7 +119,7 @@ def test_instructions_of_a_processor_are_called() -> None:
     np.testing.assert_array_equal(out.numpy(), products.reshape(4, 2).sum(1))
 
 
-def test_an_intrinsic_without_a_value_takes_addresses() -> None:
+def test_intrinsic_without_a_value_takes_addresses() -> None:
     @T.prim_func
     def main(x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")) -> None:  # type: ignore[valid-type]
         T.evaluate(T.call_llvm_intrin("", "llvm.prefetch", T.uint32(4), x, 0, 3, 1))
@@ -185,9 +185,7 @@ REFUSED: list[tuple[str, Call, str]] = [
 
 
 @pytest.mark.parametrize(("dtype", "call", "message"), REFUSED)
-def test_what_llvm_does_not_have_is_refused_by_its_name(
-    dtype: str, call: Call, message: str
-) -> None:
+def test_unknown_llvm_intrinsic_is_refused_by_name(dtype: str, call: Call, message: str) -> None:
     with pytest.raises(CompileError, match=message):
         ekiden.build(elementwise(call, dtype), "llvm -mcpu=x86-64-v3")
 

@@ -45,7 +45,7 @@ def add_one(kind: ForKind = ForKind.SERIAL) -> PrimFunc:
     return PrimFunc((x, y), body, {"global_symbol": "add_one"})
 
 
-def test_the_printer_says_where_statements_stand() -> None:
+def test_printer_reports_statement_lines() -> None:
     func = add_one()
     text, lines = print_with_lines(func)
     assert text == astext(func)
@@ -70,7 +70,7 @@ def test_instructions_carry_lines(kind: ForKind) -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_a_library_to_debug_computes_the_same(
+def test_debug_library_computes_the_same(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_DEBUG_DIR", str(tmp_path))

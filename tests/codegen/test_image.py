@@ -132,7 +132,7 @@ def test_prefixes_are_refused() -> None:
             load_image(image[:size])
 
 
-def test_an_image_for_another_architecture_is_refused() -> None:
+def test_image_for_another_architecture_is_refused() -> None:
     other = bytearray(link_image([compile_object([fill("f", 1.5)], TARGET)], ["f"]))
     other[6] = 1 - other[6]
     with pytest.raises(LoadError, match="header: this machine lacks what its code needs: AArch64"):

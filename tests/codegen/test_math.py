@@ -100,7 +100,7 @@ def test_math_functions_handle_special_values(name: str, dtype: str, lanes: int)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_one_large_argument_beside_small_ones(dtype: str, lanes: int) -> None:
+def test_large_argument_in_a_vector_of_small_ones(dtype: str, lanes: int) -> None:
     x = np.array([0.5, -3.0, 2.0**30, 1e4, -(2.0**29), 7.0, 1e15, np.inf] * 3, dtype)
     for name in ("sin", "cos"):
         actual = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
@@ -146,7 +146,7 @@ def test_tanh_of_small_numbers(dtype: str, lanes: int) -> None:
     np.testing.assert_array_equal(np.signbit(result), np.signbit(x))
 
 
-def test_tanh_is_never_beyond_one(lanes: int) -> None:
+def test_tanh_is_at_most_one(lanes: int) -> None:
     x = np.linspace(5, 12, 4000, dtype="float32")
     result = run_map(
         call("tanh", "float32"), [np.concatenate([x, -x])], ["float32"], "float32", lanes
@@ -159,7 +159,7 @@ def test_tanh_is_never_beyond_one(lanes: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_powers_at_most_one(dtype: str, lanes: int) -> None:
+def test_pow_of_at_most_one(dtype: str, lanes: int) -> None:
     """What exp of the lesser of x and 0 is made of: accurate down to normal numbers; behind, at
     most half a power of two's subnormal numbers are left, rounded once, then 0."""
     tiny = float(np.finfo(dtype).tiny)

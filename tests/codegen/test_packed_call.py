@@ -63,7 +63,7 @@ def test_packed_call_passes_arguments(backend: str, seen: list[tuple[object, ...
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_callee_writes_to_a_buffer_and_the_kernel_reads_it(backend: str) -> None:
+def test_callee_writes_to_a_buffer_and_the_kernel_reads_it(backend: str) -> None:
     def fill(tensor: runtime.Tensor, value: float) -> None:
         np.asarray(np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else tensor)[:] = value
 
@@ -85,7 +85,7 @@ def test_a_callee_writes_to_a_buffer_and_the_kernel_reads_it(backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
-def test_the_error_of_a_callee_is_that_of_the_kernel(backend: str) -> None:
+def test_callee_error_propagates_from_kernel(backend: str) -> None:
     def refuse(*args: object) -> None:
         raise ValueError("no, thanks")
 
@@ -106,7 +106,7 @@ def test_the_error_of_a_callee_is_that_of_the_kernel(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
-def test_a_function_nobody_registered_is_an_error(backend: str) -> None:
+def test_function_nobody_registered_is_an_error(backend: str) -> None:
     func = parse(
         """def f(b: T.Buffer((4,), "float32")):
     T.evaluate(T.call_packed("test.nobody_has_this"))
@@ -117,7 +117,7 @@ def test_a_function_nobody_registered_is_an_error(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ("llvm", "interpreter"))
-def test_a_name_may_have_quotes_and_backslashes(backend: str) -> None:
+def test_name_may_have_quotes_and_backslashes(backend: str) -> None:
     name = 'test.a"b\\41é'
     func = parse(
         f"""def f(b: T.Buffer((4,), "int32")):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
     ("architecture", "kind", "reach"),
     [(AARCH64, R_AARCH64_CALL26, 1 << 27), (ARMV7, R_ARM_CALL, 1 << 25)],
 )
-def test_branches_go_as_far_as_their_instruction(
+def test_branch_range_is_that_of_its_instruction(
     architecture: LinkArchitecture, kind: int, reach: int
 ) -> None:
     def relocated(target: int) -> int:

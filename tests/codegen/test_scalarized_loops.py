@@ -46,7 +46,7 @@ def test_non_elementwise_vector_loop_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
-def test_elements_of_any_type_in_place_and_apart(dtype: str) -> None:
+def test_scalarized_loop_of_every_dtype_in_place_and_out_of_place(dtype: str) -> None:
     """Of sizes that no vector divides, with two inputs of which one may give its memory."""
     text = (
         "def @main(%x: Tensor[(?), float32], %y: Tensor[(?), float32]) "

@@ -194,7 +194,7 @@ def test_assertion_is_an_error(where: str) -> None:
             kernel(-good, result)
 
 
-def test_guarded_load_is_not_made() -> None:
+def test_guarded_load_is_not_executed() -> None:
     n, i = SizeVar("n"), Var("i")
     x, out = vector(n), vector(64, name="out")
     index = if_then_else(i < n, x[i], const(-1.0))
@@ -238,7 +238,7 @@ def test_masked_tail_stores_valid_elements_only(lanes: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("first", [0, 16])
-def test_a_mask_of_one_lane_stores_one_element(dtype: str, first: int) -> None:
+def test_mask_of_one_lane_stores_one_element(dtype: str, first: int) -> None:
     """What is narrowed and stored under a constant mask keeps its neighbours."""
     x, out = vector(16, "float32" if "float" in dtype else "int32"), vector(40, dtype, "out")
     lane = ramp(const(0), 1, 16)

@@ -90,12 +90,12 @@ def test_worker_gets_current_environment_and_folder(
     assert set(printed.values()) == {b"now"}
 
 
-def test_an_error_of_a_task_is_raised_with_its_notes() -> None:
+def test_error_of_a_task_is_raised_with_its_notes() -> None:
     with pytest.raises(FileNotFoundError, match="no-such-file"):
         compile_tasks(tasks(os.readlink, b"/no-such-file"), NO_CACHE)
 
 
-def test_a_worker_that_ends_is_reported_with_its_kernel_and_what_it_printed() -> None:
+def test_worker_that_ends_is_reported_with_its_kernel_and_what_it_printed() -> None:
     with pytest.raises(
         CompileError, match=r"a worker process was ended by SIGABRT at the kernel kernel \d"
     ):
@@ -154,7 +154,7 @@ def server_number() -> int:
     return worker_process._server._process.pid
 
 
-def test_the_process_that_forks_has_no_threads() -> None:
+def test_process_that_forks_has_no_threads() -> None:
     assert len(os.listdir(f"/proc/{server_number()}/task")) == 1
 
 
@@ -171,7 +171,7 @@ def test_only_processes_started_fresh_fork() -> None:
     assert result == allowed
 
 
-def test_a_server_that_has_ended_is_started_again() -> None:
+def test_server_that_has_ended_is_started_again() -> None:
     first = server_number()
     os.kill(first, 9)
     while Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -180,7 +180,7 @@ def test_a_server_that_has_ended_is_started_again() -> None:
     assert server_number() != first
 
 
-def test_a_server_ends_when_it_is_idle() -> None:
+def test_server_ends_when_it_is_idle() -> None:
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = (
         "from ekiden.codegen import worker_server as server; "
@@ -192,7 +192,7 @@ def test_a_server_ends_when_it_is_idle() -> None:
         assert subprocess.run(command, pass_fds=(other.fileno(),)).returncode == 0
 
 
-def test_a_fork_of_the_program_has_a_server_of_its_own() -> None:
+def test_fork_of_the_program_has_a_server_of_its_own() -> None:
     own = server_number()
     child = os.fork()
     if child == 0:
@@ -206,7 +206,7 @@ def test_a_fork_of_the_program_has_a_server_of_its_own() -> None:
     assert server_number() == own
 
 
-def test_an_isolated_task_may_end_its_process() -> None:
+def test_isolated_task_may_end_its_process() -> None:
     with pytest.raises(CompileError, match="as code: LLVM gave up: its process was ended by SIGAB"):
         compile_isolated(CompileTask("", "as code", os.abort), 300)
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_an_isolated_task_may_end_its_process() -> None:
     assert compile_isolated(CompileTask("", "as code", os.getcwdb), 300) == os.getcwdb()
 
 
-def test_a_task_of_a_worker_may_be_isolated_itself() -> None:
+def test_task_of_a_worker_may_be_isolated_itself() -> None:
     inner = CompileTask("", "inner", os.readlink, (b"/proc/self",))
     numbers = process_numbers(tasks(compile_isolated, inner, 300.0))
     assert len(numbers) == COUNT and os.getpid() not in numbers
@@ -247,7 +247,7 @@ except ekiden.CompileError as error:
 """
 
 
-def test_llvm_may_give_up_beside_a_session_of_another_engine() -> None:
+def test_llvm_abort_does_not_affect_other_engine() -> None:
     """Its exit handlers wait for threads that a fork of this process would not have."""
     command = [sys.executable, "-c", textwrap.dedent(EXIT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -255,7 +255,7 @@ def test_llvm_may_give_up_beside_a_session_of_another_engine() -> None:
     assert "LLVM gave up: LLVM" in done.stdout
 
 
-def test_an_instrument_sees_passes_whose_result_a_cache_has(tmp_path: Path) -> None:
+def test_instrument_sees_passes_despite_cache(tmp_path: Path) -> None:
     class Watch(PassInstrument):
         """Remembers phases."""
 
@@ -276,6 +276,6 @@ def test_an_instrument_sees_passes_whose_result_a_cache_has(tmp_path: Path) -> N
     assert seen[0] == seen[1] and len(seen[0]) == COUNT
 
 
-def test_a_limit_of_time_ends_a_wait_for_workers() -> None:
+def test_time_limit_ends_wait_for_workers() -> None:
     with pytest.raises(CompileLimitError, match=r"at its limit of 0\.2 s"):
         call_with_time_limit(0.2, lambda: compile_tasks(tasks(time.sleep, 300), NO_CACHE))

@@ -68,7 +68,7 @@ def test_values_are_objects(value: object) -> None:
     assert isinstance(value, Object) and isinstance(value, tvm.runtime.Object)
 
 
-def test_a_subclass_of_object_has_its_own_values_alone() -> None:
+def test_object_subclass_instances_hold_only_own_values() -> None:
     class Own(Object):
         pass
 
@@ -114,7 +114,7 @@ def test_data_prints_by_its_constructors() -> None:
     assert repr(ADT(tree().constructor, (ADT(1, (2,)), (3,)))) == "Node(ADT(1, (2,)), (3,))"
 
 
-def test_containers_make_data_and_tell_tuples() -> None:
+def test_containers_build_adts_and_recognize_tuples() -> None:
     container = tvm.runtime.container
     made: Any = container.ADT(1, [2, 3])
     assert made == ADT(1, (2, 3)) and made.tag == 1
@@ -145,7 +145,7 @@ def test_schedules_of_generic_run() -> None:
     np.testing.assert_allclose(result.numpy(), np.exp(data).sum(1), rtol=1e-6)
 
 
-def test_names_without_a_counterpart_say_what_there_is() -> None:
+def test_missing_names_suggest_alternatives() -> None:
     for module, name in ((relay.collage, "CostEstimator"), (tvm.tir.usmp, "transform")):
         with pytest.raises(AttributeError, match="Ekiden"):
             getattr(module, name)

@@ -105,7 +105,7 @@ def test_cached_artifact_equals_compiled_one(compiles: Compiles, tmp_path: Path)
     assert first.disassemble() == second.disassemble() and first.save()[0] == second.save()[0]
 
 
-def test_a_path_bytes_and_a_model_with_the_same_content_are_one(
+def test_path_bytes_and_a_model_with_the_same_content_are_one(
     compiles: Compiles, tmp_path: Path
 ) -> None:
     proto = model()
@@ -117,7 +117,7 @@ def test_a_path_bytes_and_a_model_with_the_same_content_are_one(
     assert compiles.count == 1
 
 
-def test_options_that_change_the_result_are_told_apart(compiles: Compiles, tmp_path: Path) -> None:
+def test_options_are_part_of_the_cache_key(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     depth, host = {"relay.FuseOps.max_depth": 2}, Target.host()
     calls: list[Callable[[], Executable]] = [
@@ -155,7 +155,7 @@ def test_shapes_of_equal_meaning_are_one(compiles: Compiles, tmp_path: Path) -> 
     assert compiles.count == 1
 
 
-def test_a_changed_file_is_compiled(compiles: Compiles, tmp_path: Path) -> None:
+def test_changed_file_is_compiled(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     before = ekiden.compile(path)(**arguments(2)).numpy()
     file_of(path, changed_weight())
@@ -190,9 +190,7 @@ def test_weights_in_files_of_their_own(compiles: Compiles, tmp_path: Path) -> No
         ekiden.compile(path)
 
 
-def test_a_file_written_meanwhile_is_not_what_was_compiled(
-    compiles: Compiles, tmp_path: Path
-) -> None:
+def test_file_changed_during_compilation_is_not_cached(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     expected_value = create_cache_request(path, CompileOptions("llvm"))
     assert expected_value is not None
@@ -201,7 +199,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     assert kept(tmp_path) == []
 
 
-def test_a_path_stays_that_of_the_folder_it_was_given_in(
+def test_relative_path_keeps_its_working_directory(
     compiles: Compiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compiles beside a program is done when that may have gone to another folder."""
@@ -218,7 +216,7 @@ def test_a_path_stays_that_of_the_folder_it_was_given_in(
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
+def test_retargeted_symlink_invalidates_cache_entry(
     compiles: Compiles, tmp_path: Path, linked: str
 ) -> None:
     """As programs are put in place: nothing was written but the link."""
@@ -236,7 +234,7 @@ def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "empty", "other"])
-def test_a_damaged_file_is_replaced(compiles: Compiles, tmp_path: Path, damage: str) -> None:
+def test_damaged_file_is_replaced(compiles: Compiles, tmp_path: Path, damage: str) -> None:
     path = file_of(tmp_path / "a.onnx")
     ekiden.compile(path)
     (artifact,) = kept(tmp_path)
@@ -250,7 +248,7 @@ def test_a_damaged_file_is_replaced(compiles: Compiles, tmp_path: Path, damage: 
     np.testing.assert_allclose(actual(**arguments(5)).numpy(), expected(**arguments(5)), rtol=1e-6)
 
 
-def test_a_folder_that_cannot_be_used_is_no_error(
+def test_folder_that_cannot_be_used_is_no_error(
     compiles: Compiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
@@ -261,7 +259,7 @@ def test_a_folder_that_cannot_be_used_is_no_error(
     assert compiles.count == 2
 
 
-def test_a_full_disk_is_no_error(
+def test_full_disk_is_no_error(
     compiles: Compiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: object, to: object) -> None:
@@ -305,7 +303,7 @@ def test_empty_cache_does_not_hash_models(tmp_path: Path) -> None:
     assert asked
 
 
-def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path) -> None:
+def test_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path) -> None:
     artifact = build.compile_to_bytes(model())
     for limit in (4 * len(artifact) - 1, 4 * len(artifact)):
         assert not (tmp_path / "kept").exists()
@@ -327,14 +325,12 @@ def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path)
     [("0", 0), ("1000", 1000), ("64K", 64 << 10), ("500M", 500 << 20), ("2G", 2 << 30),
      ("", 4 << 30)],
 )  # fmt: skip
-def test_the_limit_of_the_environment(
-    text: str, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_of_the_environment(text: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", text)
     assert environment.cache_limit_bytes() == limit
 
 
-def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "much")
     with pytest.raises(InputError) as caught:
         environment.cache_limit_bytes()
@@ -353,7 +349,7 @@ def test_artifact_cache_can_be_disabled(
     assert compiles.count == 2 and not (tmp_path / "cache" / "artifacts").exists()
 
 
-def test_an_instrument_sees_the_passes(compiles: Compiles, tmp_path: Path) -> None:
+def test_instrument_sees_the_passes(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
     ekiden.compile(path)
     timing = PassTimingInstrument()
@@ -362,14 +358,14 @@ def test_an_instrument_sees_the_passes(compiles: Compiles, tmp_path: Path) -> No
     assert compiles.count == 2 and "FuseOps" in timing.render()
 
 
-def test_a_module_is_compiled(compiles: Compiles) -> None:
+def test_module_is_compiled(compiles: Compiles) -> None:
     module = build.import_model(model())
     ekiden.compile(module)
     ekiden.compile(module)
     assert compiles.count == 2
 
 
-def test_a_converter_of_the_program_is_used(
+def test_converter_of_the_program_is_used(
     compiles: Compiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ekiden.compile(model())(**arguments(2)).numpy()
@@ -380,7 +376,7 @@ def test_a_converter_of_the_program_is_used(
     assert compiles.count == 2 and not np.allclose(before, after)
 
 
-def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])
     monkeypatch.setattr("ekiden.ir.transform._PASS_FACTORIES", {})
     register_pass("InferType", InferType)
@@ -411,13 +407,13 @@ def test_errors_are_those_of_compiling(
 
 
 @pytest.mark.usefixtures("compiles")
-def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
+def test_pipe_input_bypasses_the_cache(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
     assert create_cache_request(tmp_path / "pipe", CompileOptions("llvm")) is None
 
 
-def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:
+def test_digest_covers_all_bytes(tmp_path: Path) -> None:
     path = tmp_path / "large"
     data = bytearray(np.random.default_rng(0).bytes((33 << 20) + 5))
     seen = set()
@@ -469,9 +465,7 @@ def test_two_processes_at_once_and_then_one_that_needs_no_compiler(
     assert (tmp_path / "2.eki").read_bytes() == (tmp_path / "0.eki").read_bytes()
 
 
-def test_an_edit_compiles_the_kernel_it_is_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edit_recompiles_only_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that was compiled before the kernels of all other lines are found."""
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")

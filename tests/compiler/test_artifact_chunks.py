@@ -67,7 +67,7 @@ def test_cached_and_uncached_bytes_are_equal(
     assert kept.read_bytes() == result[0]
 
 
-def test_nothing_joins_an_artifact_that_the_cache_keeps(
+def test_cached_artifact_is_not_concatenated(
     tmp_path: Path, limited: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited("1G")
@@ -76,7 +76,7 @@ def test_nothing_joins_an_artifact_that_the_cache_keeps(
     assert len(artifacts(tmp_path / "cache")) == 1
 
 
-def test_a_full_disk_leaves_an_executable_in_memory(
+def test_full_disk_leaves_an_executable_in_memory(
     tmp_path: Path, limited: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited("1G")
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_an_executable_in_memory(
 
 
 @pytest.mark.parametrize("limit", ["1G", "0"])
-def test_a_file_that_changes_while_it_is_written_is_an_error(
+def test_file_that_changes_while_it_is_written_is_an_error(
     limit: str, tmp_path: Path, limited: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that are packed are read last, when the artifact is written."""

@@ -36,7 +36,7 @@ def two() -> ekiden.Executable:
     )
 
 
-def test_a_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
+def test_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
     argument = arguments(2)
     whole = np.zeros((4, 4), np.float32)
     for out in (np.empty((2, 4), np.float32), whole[::2], runtime.empty((2, 4))):
@@ -47,14 +47,14 @@ def test_a_result_is_written_to_an_array(exe: ekiden.Executable) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_is_written_to_a_tensor_of_torch(exe: ekiden.Executable) -> None:
+def test_result_is_written_to_a_tensor_of_torch(exe: ekiden.Executable) -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     argument, out = arguments(2), torch.zeros(4, 2).T
     exe(**argument, out=out)
     np.testing.assert_allclose(out.numpy(), expected(**argument), rtol=1e-5, atol=1e-6)
 
 
-def test_an_argument_may_be_where_the_result_goes(two: ekiden.Executable) -> None:
+def test_output_may_alias_an_argument(two: ekiden.Executable) -> None:
     x = np.array([[1, -2, 3, -4]], np.float32)
     two(x, out=(None, x))
     assert x.tolist() == [[-1, 2, -3, 4]]
@@ -83,7 +83,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list[int]) -> None:
+def test_kernels_write_into_output_buffers(executor: str, dtype: str, sources: list[int]) -> None:
     text = f"def @main(%x: Tensor[(n, 5), {dtype}])"
     exe = ekiden.compile(
         relay.parse(
@@ -136,7 +136,7 @@ def test_overlapping_outputs_are_copied(two: ekiden.Executable, sources: list[in
     "def @main(%x: Tensor[(n, 4), float32]) { if (less(sum(%x), 0f)) { negative(%x) }"
     " else { abs(%x) } }",
 ])  # fmt: skip
-def test_results_that_no_kernel_makes_are_copied(text: str, sources: list[int]) -> None:
+def test_results_without_a_kernel_are_copied(text: str, sources: list[int]) -> None:
     exe = ekiden.compile(relay.parse(text))
     x, out = np.full((2, 4), -1, np.float32), np.zeros((2, 4), np.float32)
     exe(x, out=out)
@@ -178,12 +178,12 @@ def test_unwritable_outputs_are_refused(out: object, message: str, exe: ekiden.E
     assert str(caught.value) == message
 
 
-def test_input_may_be_named_out() -> None:
+def test_input_named_out_is_accepted() -> None:
     exe = ekiden.compile(relay.parse("def @main(%out: Tensor[(2), float32]) { negative(%out) }"))
     assert exe(out=np.ones(2, np.float32)).numpy().tolist() == [-1, -1]
 
 
-def test_a_bound_run_reads_and_writes_where_it_was_told(exe: ekiden.Executable) -> None:
+def test_bound_run_uses_its_buffers(exe: ekiden.Executable) -> None:
     argument = arguments(2)
     out = np.empty((2, 4), np.float32)
     run = exe.bind(**argument, out=out)
@@ -251,7 +251,7 @@ def test_executables_load_and_save_path_likes(artifact: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None:
+def test_library_is_loaded_too(exe: ekiden.Executable, tmp_path: Path) -> None:
     exe.export_library(tmp_path / "model.so")
     argument = arguments(2)
     assert (ekiden.load(tmp_path / "model.so")(**argument).numpy() == exe(**argument).numpy()).all()
@@ -275,7 +275,7 @@ def test_unloadable_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_names_a_file_is_a_path(artifact: Path, tmp_path: Path) -> None:
+def test_path_like_objects_are_accepted(artifact: Path, tmp_path: Path) -> None:
     def at(name: str) -> Named:
         return Named(tmp_path / name)
 

@@ -63,7 +63,7 @@ def filled(*numbers: int) -> KernelCache:
     return cache
 
 
-def test_the_first_layer_is_written_and_all_are_read(
+def test_first_layer_is_written_and_all_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -100,7 +100,7 @@ def test_models_are_found_in_layers_that_are_only_read(
     assert list_files(shared) == before
 
 
-def test_a_damaged_file_of_a_layer_is_a_miss_and_stays(
+def test_damaged_file_of_a_layer_is_a_miss_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", f"{tmp_path / 'own'}{os.pathsep}{tmp_path / 'shared'}")
@@ -141,7 +141,7 @@ def test_many_processes_write_read_and_remove_at_once(home: Path) -> None:
     assert all(cache.get(p.stem) is not None for p in left)
 
 
-def test_the_folder_of_kernels_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_kernels_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_KERNEL_LIMIT", "5K")
     filled(*range(400))
     sizes = [p.stat().st_size for p in list_files(home)]
@@ -162,7 +162,7 @@ def test_cache_folder_is_scanned_as_it_fills(
     assert looks / 2 <= len(result) <= looks * 2
 
 
-def test_what_is_packed_can_be_taken_elsewhere(
+def test_packed_cache_can_be_imported_elsewhere(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(1, 2, 3)
@@ -242,14 +242,14 @@ def test_cache_command_reports_its_actions(
     assert "--limit" in capsys.readouterr().err
 
 
-def test_a_cache_that_is_turned_off_has_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_is_turned_off_has_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     with pytest.raises(InputError, match="turned off"):
         all_cache_layers()
 
 
 @pytest.mark.parametrize("said", ["", "HOME=/a/home", "XDG_CACHE_HOME=/b"])
-def test_the_folder_of_the_user_is_that_of_platformdirs(
+def test_folder_of_the_user_is_that_of_platformdirs(
     monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     for name in ("EKIDEN_CACHE_DIR", "XDG_CACHE_HOME"):
@@ -259,7 +259,7 @@ def test_the_folder_of_the_user_is_that_of_platformdirs(
     assert cache_folders() == (platformdirs.user_cache_dir("ekiden"), ())
 
 
-def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that runs as nobody it knows: nothing is written where it was started."""
 
     def unknown(user: int) -> None:
@@ -273,7 +273,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
         all_cache_layers()
 
 
-def test_a_process_that_finds_all_kernels_takes_no_llvm(home: Path) -> None:
+def test_process_with_cached_kernels_does_not_load_llvm(home: Path) -> None:
     """Those of sizes too."""
     program = (
         "import sys, ekiden\nfrom ekiden import relay\nfrom ekiden.relay import op\n"

@@ -70,7 +70,7 @@ def test_without_a_umask_what_is_saved_is_not_for_all_to_write(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_a_kernel_that_others_may_write_is_a_miss(
+def test_kernel_that_others_may_write_is_a_miss(
     tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = KernelCache(tmp_path / "kernels")
@@ -85,7 +85,7 @@ def test_a_kernel_that_others_may_write_is_a_miss(
     assert cache.get(KEY) == b"code"
 
 
-def test_a_kernel_in_a_folder_that_others_may_write_is_a_miss(tmp_path: Path) -> None:
+def test_kernel_in_a_folder_that_others_may_write_is_a_miss(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "kernels")
     cache.put(KEY, b"code")
     (file,) = (tmp_path / "kernels").rglob("*.o")
@@ -96,7 +96,7 @@ def test_a_kernel_in_a_folder_that_others_may_write_is_a_miss(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give files away")
-def test_a_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs(tmp_path: Path) -> None:
+def test_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "kernels")
     cache.put(KEY, b"code")
     (file,) = (tmp_path / "kernels").rglob("*.o")
@@ -107,7 +107,7 @@ def test_a_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs(tmp_path:
     assert KernelCache(None, [tmp_path / "kernels"]).get(KEY) == b"code"
 
 
-def test_an_artifact_that_others_may_write_is_compiled_again(cache: Path, tmp_path: Path) -> None:
+def test_artifact_that_others_may_write_is_compiled_again(cache: Path, tmp_path: Path) -> None:
     compile_new(3.5, tmp_path)
     (file,) = (cache / "artifacts").glob("*.eki")
     other = compile_new(4.5, tmp_path)
@@ -118,7 +118,7 @@ def test_an_artifact_that_others_may_write_is_compiled_again(cache: Path, tmp_pa
     assert other(X).numpy()[0] == 4.5
 
 
-def test_the_error_says_who_owns_what(tmp_path: Path) -> None:
+def test_ownership_error_names_the_owner(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", lambda file: file.write(b"x"), is_owners=True)
     check_trusted(tmp_path / "file")
     (tmp_path / "file").chmod(0o602)

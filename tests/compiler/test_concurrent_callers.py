@@ -107,7 +107,7 @@ def test_memory_limit_holds_across_callers(models: list[Executable]) -> None:
 
 
 @pytest.mark.usefixtures("no_limit_afterwards")
-def test_a_run_beyond_the_cap_is_an_error_and_the_next_one_is_not(models: list[Executable]) -> None:
+def test_run_after_memory_limit_error_succeeds(models: list[Executable]) -> None:
     (_, asynchronous, *_), (_, few, *_) = models, inputs(models, 2)
     _, many, *_ = inputs(models, 100_000)
     expected = asynchronous(few).numpy()

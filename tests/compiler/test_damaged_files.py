@@ -82,7 +82,7 @@ def test_damaged_trace_is_refused(text: str) -> None:
         Trace.from_json(text)
 
 
-def test_a_damaged_kernel_is_not_in_the_cache(tmp_path: Path) -> None:
+def test_damaged_kernel_is_not_in_the_cache(tmp_path: Path) -> None:
     """Before there was a digest, half a file was linked, or ended in whatever JSON raised."""
     cache = KernelCache(tmp_path)
     cache.put("ab12", b"code of a kernel")
@@ -97,7 +97,7 @@ def test_a_damaged_kernel_is_not_in_the_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"5", b"{", DEEP.encode(), b"\xff"])
-def test_a_damaged_list_of_weight_files_is_a_miss(
+def test_damaged_list_of_weight_files_is_a_miss(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some

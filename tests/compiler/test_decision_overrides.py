@@ -50,7 +50,7 @@ def test_command_line_overrides_decisions(
 
 
 @pytest.mark.parametrize("name", ["dense_pack", KERNEL])
-def test_results_stay_the_same(name: str) -> None:
+def test_decisions_do_not_change_results(name: str) -> None:
     for fixed in ({"rows": 1, "own": 32}, "order=row unroll=4", {"split": "panels", "spread": 1}):
         executable = ekiden.compile(model(), decisions={name: fixed})
         for n in (1, 9):
@@ -63,7 +63,7 @@ def artifact(decisions: dict[str, object]) -> bytes:
         return compile_to_bytes(model())
 
 
-def test_a_decision_is_part_of_what_is_cached() -> None:
+def test_decisions_are_part_of_the_cache_key() -> None:
     plain, other = artifact({}), artifact({"dense_pack": {"rows": 1}})
     assert plain != other
     assert artifact({"dense_pack": {"rows": 1}}) == artifact({"dense_pack": "rows=1"}) == other

@@ -51,7 +51,7 @@ def test_program_constraints_are_recorded(params: str, body: str, expected: list
     assert conditions(f"def @main({params}) {{ {body} }}") == expected
 
 
-def test_a_size_that_does_not_fit_is_refused() -> None:
+def test_mismatched_dimension_is_refused() -> None:
     exe = ekiden.compile(
         relay.parse(
             "def @main(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) "
@@ -99,7 +99,7 @@ def test_functions_that_are_called_are_checked_too() -> None:
 
 
 @pytest.mark.slow
-def test_a_size_that_is_no_multiple_is_refused() -> None:
+def test_size_that_is_no_multiple_is_refused() -> None:
     """A dimension that is an expression of a symbol which no other shows."""
     text = "%x: Tensor[(n * 2, 3), float32], %y: Tensor[(m * 3 + n,), float32]"
     module = relay.parse(f'#[version = "0.0.5"]\ndef @main({text}) {{ (exp(%x), exp(%y)) }}')

@@ -58,7 +58,7 @@ def _add_one() -> tir.PrimFunc:
     return te.create_prim_func([a, te.compute((8,), lambda i: a[i] + 1.0, name="B")])
 
 
-def test_a_compilation_is_dumped_stage_by_stage(dump: Path) -> None:
+def test_compilation_is_dumped_stage_by_stage(dump: Path) -> None:
     exe = ekiden.compile(relay.parse(TEXT))
     (folder,) = dump.iterdir()
     assert folder.name == "001-compile"
@@ -96,7 +96,7 @@ def test_compilations_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     assert texts == {f"int x{number};" for number in range(16)}
 
 
-def test_a_compilation_inside_of_another_has_its_own_folder_alone(tmp_path: Path) -> None:
+def test_compilation_inside_of_another_has_its_own_folder_alone(tmp_path: Path) -> None:
     outer, inner = (environment.DumpRequest(str(tmp_path)) for _ in range(2))
     with dump_compilation("compile", outer):
         with dump_compilation("build", inner):
@@ -159,7 +159,7 @@ def test_models_that_the_cache_has_are_compiled_again(
     assert _files(dump / "001-compile") <= _files(dump / "002-compile")
 
 
-def test_own_code_behind_general_kernels_is_in_the_same_dump(dump: Path) -> None:
+def test_background_compilation_dumps_into_the_same_folder(dump: Path) -> None:
     exe = ekiden.compile(relay.parse(TEXT), tier="quick")
     exe.wait()
     (folder,) = dump.iterdir()
@@ -226,7 +226,7 @@ def test_malformed_dump_variable_is_refused(text: str, monkeypatch: pytest.Monke
         environment.dump_request()
 
 
-def test_a_folder_may_have_commas_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_may_have_commas_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_DUMP", "/a,b/c,function=f,pass=p")
     assert environment.dump_request() == environment.DumpRequest("/a,b/c", "f", "p")
     monkeypatch.setenv("EKIDEN_DUMP", "")

@@ -88,7 +88,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG, ids=[m[:40] for _, m in WRONG])
-def test_a_wrong_argument_is_refused(
+def test_wrong_argument_is_refused(
     exe: ekiden.Executable, change: dict[str, object], message: str
 ) -> None:
     feed: dict[str, object] = {**arguments(2), **change}
@@ -98,20 +98,20 @@ def test_a_wrong_argument_is_refused(
     assert str(caught.value) == message
 
 
-def test_a_wrong_number_of_arguments_is_refused(exe: ekiden.Executable) -> None:
+def test_wrong_number_of_arguments_is_refused(exe: ekiden.Executable) -> None:
     with pytest.raises(ekiden.InputError) as caught:
         exe(arguments(2)["x"])
     assert str(caught.value) == "run: expected 2 inputs ('x', 'b'), got 1"
 
 
-def test_an_argument_given_twice_is_refused(exe: ekiden.Executable) -> None:
+def test_argument_given_twice_is_refused(exe: ekiden.Executable) -> None:
     x, b = arguments(2).values()
     with pytest.raises(ekiden.InputError) as caught:
         exe(x, b, x=x)
     assert str(caught.value) == "run: input 'x' is given twice"
 
 
-def test_an_argument_that_is_no_array_is_refused(exe: ekiden.Executable) -> None:
+def test_argument_that_is_no_array_is_refused(exe: ekiden.Executable) -> None:
     with pytest.raises(ekiden.InputError, match="input 'x': expected an array of float32, got str"):
         exe(x="text", b=arguments(2)["b"])
 
@@ -125,7 +125,7 @@ def test_inputs_by_name_in_one_argument(exe: ekiden.Executable) -> None:
     )
 
 
-def test_it_runs_after_a_refused_call(exe: ekiden.Executable) -> None:
+def test_executable_runs_after_a_refused_call(exe: ekiden.Executable) -> None:
     feed = arguments(3)
     with pytest.raises(ekiden.InputError):
         exe(x=feed["x"], b=feed["b"][:2])
@@ -138,7 +138,7 @@ def limited() -> ekiden.Executable:
     return ekiden.compile(IRModule({"main": Function((x,), op.tanh(x), None)}))
 
 
-def test_a_dimension_above_its_limit_is_refused() -> None:
+def test_dimension_above_its_limit_is_refused() -> None:
     exe = limited()
     assert exe(np.zeros((8, 2), np.float32)).shape == (8, 2)
     with pytest.raises(ekiden.InputError) as caught:
@@ -155,7 +155,7 @@ def test_limits_are_saved(tmp_path: Path) -> None:
         ekiden.load(tmp_path / "limited.eki")(np.zeros((9, 2), np.float32))
 
 
-def test_a_constraint_of_the_module_is_checked() -> None:
+def test_constraint_of_the_module_is_checked() -> None:
     n = SizeVar("n")
     x = var("x", tensor_type((n, 2)))
     constraint = ((n % 4).equal(0), "Resize 'up'")
@@ -169,7 +169,7 @@ def test_a_constraint_of_the_module_is_checked() -> None:
     assert str(caught.value) == "run: Resize 'up' needs floormod(n, 4) == 0; n is 5"
 
 
-def test_what_is_saved_is_the_same_every_time(artifact: Path, tmp_path: Path) -> None:
+def test_saved_bytes_are_reproducible(artifact: Path, tmp_path: Path) -> None:
     ekiden.load(artifact).save(tmp_path / "again.eki")
     ekiden.compile(model()).save(tmp_path / "new.eki")
     data = artifact.read_bytes()
@@ -203,7 +203,7 @@ def test_unsupported_model_objects_are_refused() -> None:
     )
 
 
-def test_a_module_without_main_is_refused() -> None:
+def test_module_without_main_is_refused() -> None:
     with pytest.raises(ekiden.CompileError, match="the module has no Relay function 'main'"):
         ekiden.compile(IRModule({}))
 
@@ -215,7 +215,7 @@ def test_shapes_can_be_fixed() -> None:
         exe(**arguments(3))
 
 
-def test_saving_leaves_nothing_behind_when_it_fails(
+def test_failed_save_leaves_no_file(
     exe: ekiden.Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "small.eki"
@@ -258,7 +258,7 @@ def test_every_corrupted_byte_of_a_sample_is_refused(artifact: Path, tmp_path: P
     assert refused > 0.9 * len(places)  # the rest is padding between sections
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_non_artifact_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(), path)
     with pytest.raises(
@@ -292,7 +292,7 @@ def test_metadata_is_json(exe: ekiden.Executable) -> None:
     assert json.loads(json.dumps(exe.raw.metadata))["main"]["limits"] == {}
 
 
-def test_the_bytecode_can_be_read(exe: ekiden.Executable) -> None:
+def test_disassembly_lists_bytecode(exe: ekiden.Executable) -> None:
     text = exe.disassemble()
     assert "main" in text and "fused_nn_contrib_dense_pack" in text
 

@@ -29,11 +29,11 @@ def operator() -> Module:
     return build(te.create_prim_func([a, b]), target="llvm", name="add_one")
 
 
-def test_the_module_is_always_the_same_one(factory: ExecutorFactoryModule) -> None:
+def test_factory_returns_the_same_module(factory: ExecutorFactoryModule) -> None:
     assert factory.get_lib() is factory.get_lib()
 
 
-def test_an_imported_module_is_exported(
+def test_imported_module_is_exported(
     factory: ExecutorFactoryModule, operator: Module, tmp_path: Path
 ) -> None:
     factory.get_lib().import_module(operator)
@@ -45,7 +45,7 @@ def test_an_imported_module_is_exported(
     assert np.array_equal(result.numpy(), DATA + 1)
 
 
-def test_an_artifact_of_a_module_that_imports_others_is_refused(
+def test_artifact_of_a_module_that_imports_others_is_refused(
     factory: ExecutorFactoryModule, operator: Module, tmp_path: Path
 ) -> None:
     factory.save(tmp_path / "alone.eki")

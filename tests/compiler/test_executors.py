@@ -160,7 +160,7 @@ def test_vm_compiler_stepwise_api() -> None:
     np.testing.assert_equal(VirtualMachine(compiler.get_exec()).run(X).numpy(), EXPECTED)
 
 
-def test_frontend_gives_a_module_and_parameters() -> None:
+def test_frontend_returns_module_and_parameters() -> None:
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
     value = helper.make_tensor_value_info
@@ -180,7 +180,7 @@ def test_frontend_gives_a_module_and_parameters() -> None:
     np.testing.assert_equal(run(ONES).numpy(), ONES + 1)
 
 
-def test_constructed_values_of_the_machine_are_tuples() -> None:
+def test_vm_constructor_values_are_tuples() -> None:
     module = relay.Prelude().mod
     _, cons, nil = module.get_type("List")
     result = relay.create_executor("vm", module).evaluate(cons(relay.const(1), nil()))

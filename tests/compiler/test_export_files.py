@@ -49,7 +49,7 @@ def link(*arguments: object) -> None:
     subprocess.run([*command, "-pthread", "-ldl"], check=True)
 
 
-def test_compile_writes_what_the_suffix_says(onnx_file: Path, tmp_path: Path) -> None:
+def test_output_suffix_selects_export_format(onnx_file: Path, tmp_path: Path) -> None:
     for suffix in ("eki", "so", "o", "c", "tar"):
         path = tmp_path / f"model.{suffix}"
         assert main(["compile", str(onnx_file), "-o", str(path)]) == 0
@@ -63,7 +63,7 @@ def test_compile_writes_what_the_suffix_says(onnx_file: Path, tmp_path: Path) ->
     expect_right(tmp_path / "c.so")
 
 
-def test_an_archive_builds_by_itself(artifact: Path, tmp_path: Path) -> None:
+def test_archive_builds_by_itself(artifact: Path, tmp_path: Path) -> None:
     assert main(["export", str(artifact), "-o", str(tmp_path / "small.tar")]) == 0
     with tarfile.open(tmp_path / "small.tar") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -92,7 +92,7 @@ def test_unknown_suffix_is_refused_before_compiling(
     assert not path.exists()
 
 
-def test_a_full_device_is_an_error_that_names_it(
+def test_full_device_is_an_error_that_names_it(
     onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = tmp_path / "full"
@@ -113,7 +113,7 @@ def test_standard_output_holds_the_artifact_alone(onnx_file: Path, tmp_path: Pat
         assert done.stderr.startswith(b"/dev/stdout: 0.0 MB in ")
 
 
-def test_the_runtime_writes_through_links_and_to_devices(artifact: Path, tmp_path: Path) -> None:
+def test_runtime_writes_through_links_and_to_devices(artifact: Path, tmp_path: Path) -> None:
     """What C and C++ programs save: a module of the runtime."""
     module, save = runtime.load_module(artifact), runtime.get_global_func("ek.module.save")
     assert save is not None
@@ -156,7 +156,7 @@ def test_cross_compiled_object_from_python(onnx_file: Path, tmp_path: Path) -> N
         assert member is not None and member.read() == (tmp_path / "arm.eki").read_bytes()
 
 
-def test_a_library_for_another_machine_needs_its_compiler(
+def test_library_for_another_machine_needs_its_compiler(
     onnx_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)
@@ -169,7 +169,7 @@ def test_a_library_for_another_machine_needs_its_compiler(
     )
 
 
-def test_an_artifact_is_not_compiled_again(
+def test_artifact_is_not_compiled_again(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = ["export", str(artifact), "-o", str(tmp_path / "a.so"), "--target", FOREIGN]

@@ -45,7 +45,7 @@ def test_moved_constants_come_back_from_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "whole.eki").read_bytes() == whole
 
 
-def test_a_module_takes_its_constants_without_the_compiler(tmp_path: Path) -> None:
+def test_module_takes_its_constants_without_the_compiler(tmp_path: Path) -> None:
     exe = model()
     expected = results(exe)
     exe.move_late_bound_consts(tmp_path / "weights", byte_limit=1000)
@@ -71,7 +71,7 @@ def test_a_module_takes_its_constants_without_the_compiler(tmp_path: Path) -> No
         loaded["load_something"]
 
 
-def test_only_large_ones_move_and_a_limit_of_zero_moves_all() -> None:
+def test_late_binding_limit_selects_large_constants() -> None:
     exe = model()
     sizes = {f"const_{i}": c.nbytes for i, c in enumerate(exe.raw.constants)}
     assert model().get_late_bound_consts(0).keys() == sizes.keys()
@@ -80,14 +80,14 @@ def test_only_large_ones_move_and_a_limit_of_zero_moves_all() -> None:
     assert all(large[name].nbytes == sizes[name] for name in large)
 
 
-def test_a_file_without_constants_is_the_same_each_time() -> None:
+def test_file_without_constants_is_the_same_each_time() -> None:
     first, second = model(), model()
     first.get_late_bound_consts(1000)
     second.get_late_bound_consts(1000)
     assert first.raw.to_bytes() == second.raw.to_bytes()
 
 
-def test_a_run_before_the_constants_is_an_error() -> None:
+def test_run_before_the_constants_is_an_error() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     with pytest.raises(LoadError, match="constants are missing, the first is const_0"):
@@ -99,7 +99,7 @@ def test_a_run_before_the_constants_is_an_error() -> None:
     assert results(exe) == results(model())
 
 
-def test_other_weights_of_the_same_shape_are_used() -> None:
+def test_late_bound_weights_can_be_exchanged() -> None:
     exe = model()
     moved = exe.get_late_bound_consts(0)
     exe.load_late_bound_consts_from_map({n: t.numpy() * 2 for n, t in moved.items()})
@@ -142,7 +142,7 @@ def test_bytes_of_a_file_without_constants_can_be_cut_anywhere() -> None:
             runtime.Executable.from_bytes(data[:end])
 
 
-def test_the_number_of_threads_stays_when_constants_are_moved() -> None:
+def test_number_of_threads_stays_when_constants_are_moved() -> None:
     exe = model()
     exe.num_threads = 3
     exe.get_late_bound_consts(byte_limit=1000)

@@ -43,7 +43,7 @@ def rows(n: int) -> np.ndarray:
     return np.random.default_rng(n).random((n, 64), np.float32)
 
 
-def test_a_static_program_needs_what_was_predicted() -> None:
+def test_static_program_uses_predicted_memory() -> None:
     exe = chain(1000, 64)
     assert exe.peak_memory == 3 * 1000 * 64 * 4  # two places in turn, and the result
     x = runtime.tensor(rows(1000))
@@ -81,7 +81,7 @@ def test_only_growth_allocates_where_shapes_vary() -> None:
     assert runtime.allocation_count() == before
 
 
-def test_a_larger_shape_takes_the_place_of_the_smaller() -> None:
+def test_arena_grows_to_larger_shape() -> None:
     exe = chain(SizeVar("n"), 64)
     runtime.trim_pools()
     before = runtime.memory_stats().in_use
@@ -91,7 +91,7 @@ def test_a_larger_shape_takes_the_place_of_the_smaller() -> None:
     assert kept < 3 * 3000 * 64 * 4 * 9 / 8 + (2 << 20)  # not the sum of all sizes
 
 
-def test_a_run_beyond_the_limit_is_one_clean_error() -> None:
+def test_run_beyond_the_limit_is_one_clean_error() -> None:
     exe = chain(SizeVar("n"), 64)
     exe(rows(10))
     runtime.trim_pools()
@@ -107,7 +107,7 @@ def test_a_run_beyond_the_limit_is_one_clean_error() -> None:
     np.testing.assert_allclose(exe(x).numpy(), x, rtol=1e-6)
 
 
-def test_idle_models_give_way_to_the_one_that_runs() -> None:
+def test_idle_models_release_memory_for_running_one() -> None:
     """Three models whose arenas do not fit under the limit together."""
     models = [chain(4000 + i, 64, length=3) for i in range(3)]
     inputs = [rows(4000 + i) for i in range(3)]
@@ -154,7 +154,7 @@ def test_many_callers_under_a_limit_get_results_or_a_clean_error() -> None:
     assert runtime.memory_stats().held <= limit + (1 << 16)
 
 
-def test_the_limit_comes_from_the_environment() -> None:
+def test_limit_comes_from_the_environment() -> None:
     program = (
         "from ekiden import runtime\n"
         "print(runtime.memory_limit())\n"

@@ -46,7 +46,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_parts_are_those_of_the_compiled_model() -> None:
+def test_memory_fit_components_match_compiled_model() -> None:
     memory = run_memory(mlp(), {"n": 100, "k": 3})
     shape = {"x": (100, 4), "y": (3,)}
     exe = ekiden.compile(mlp(), shape=shape)
@@ -56,7 +56,7 @@ def test_the_parts_are_those_of_the_compiled_model() -> None:
     assert memory.total == memory.weights + memory.inputs + memory.activations
 
 
-def test_a_run_takes_what_was_said() -> None:
+def test_run_uses_predicted_memory() -> None:
     size = 100_000
     exe = ekiden.compile(mlp())
     inputs = np.ones((size, 4), np.float32), np.ones(1, np.float32)
@@ -80,7 +80,7 @@ def test_a_run_takes_what_was_said() -> None:
     ],
     ids=["linear", "steps", "square", "kinked"],
 )
-def test_the_largest_size_is_found(grow: Callable[[int, int], Callable[[int], int]]) -> None:
+def test_largest_size_is_found(grow: Callable[[int, int], Callable[[int], int]]) -> None:
     source = random.Random(1)
     for _ in range(50):
         bytes_of = grow(source.randrange(10_000), source.randrange(1, 1000))
@@ -103,7 +103,7 @@ def test_memory_that_does_not_grow_fits_any_size() -> None:
     assert find_largest_size(lambda n: 0 if n < MAX_SIZE else 9, 5) == MAX_SIZE - 1
 
 
-def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+def test_largest_batch_fits_and_the_next_does_not() -> None:
     fit = fit_memory(mlp(), {"k": 5}, growing_dim="n", free_bytes=1 << 20)
     assert fit.dims == {"n": 1, "k": 5} and fit.fits
     assert fit.largest_size is not None
@@ -134,7 +134,7 @@ def test_memory_that_depends_on_data_is_refused() -> None:
         run_memory(module, {})
 
 
-def test_the_command_prints_the_parts(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_parts(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fit", model, "--dim", "k=2", "--grow", "n", "--memory", "1M"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "bytes with n = 1, k = 2:"
@@ -143,7 +143,7 @@ def test_the_command_prints_the_parts(model: str, capsys: pytest.CaptureFixture[
     assert lines[6].startswith("largest n that fits: ")
 
 
-def test_the_command_says_that_a_model_does_not_fit(
+def test_command_says_that_a_model_does_not_fit(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["fit", model, "--dim", "n=100000", "--dim", "k=1", "--memory", "1M", "--json"]
@@ -153,7 +153,7 @@ def test_the_command_says_that_a_model_does_not_fit(
     assert answer["total"] == answer["weights"] + answer["inputs"] + answer["activations"]
 
 
-def test_wrong_arguments_are_told(
+def test_fit_refuses_wrong_arguments(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["fit", model, "--memory", "much"]) == 1

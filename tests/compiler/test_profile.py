@@ -127,7 +127,7 @@ def test_gather_traffic_counts_taken_rows_only() -> None:
     assert all(size < 200 for size in sizes.values()), "shape functions read shapes alone"
 
 
-def test_the_work_of_attention_is_counted() -> None:
+def test_work_of_attention_is_counted() -> None:
     b, n = relay.SizeVar("b"), relay.SizeVar("n")
     inputs = [relay.var(name, shape=(b, 2, n, 8)) for name in "qkv"]
     result = relay.Function(inputs, relay.nn.attention(*inputs))
@@ -184,7 +184,7 @@ def test_tvm_profiler_interface_works(executable: ekiden.Executable) -> None:
         machine.profile(X, collectors=[object()])
 
 
-def test_a_run_that_fails_is_not_profiled(executable: ekiden.Executable) -> None:
+def test_run_that_fails_is_not_profiled(executable: ekiden.Executable) -> None:
     with pytest.raises(InputError, match="1 arguments expected, got 2"):
         profile(executable.raw, "main", [X, X], warm_up=0)
 
@@ -285,7 +285,7 @@ def test_stepper_state_resumes_in_another_process(
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), executable(X).numpy())
 
 
-def test_states_are_checked(executable: ekiden.Executable) -> None:
+def test_saved_states_are_validated(executable: ekiden.Executable) -> None:
     stepper = Stepper(executable.raw)
     stepper.start("main", X)
     state = stepper.state()
@@ -297,7 +297,7 @@ def test_states_are_checked(executable: ekiden.Executable) -> None:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot"])
-def test_a_list_keeps_its_sharing_in_a_state(executor: str) -> None:
+def test_saved_state_preserves_sharing(executor: str) -> None:
     program = """
     #[version = "0.0.5"]
     type List[A] { Cons(A, List[A]), Nil }
@@ -317,7 +317,7 @@ def test_a_list_keeps_its_sharing_in_a_state(executor: str) -> None:
         assert second.resume() and second.result.numpy() == 6  # type: ignore[attr-defined]
 
 
-def test_the_command_line_profiles(
+def test_command_line_profiles(
     executable: ekiden.Executable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executable.save(tmp_path / "model.eki")
@@ -334,7 +334,7 @@ def test_the_command_line_profiles(
     assert json.loads((tmp_path / "p.trace").read_text())["traceEvents"]
 
 
-def test_the_command_line_debugs_by_names_of_the_model(
+def test_command_line_debugs_by_names_of_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [
@@ -372,7 +372,7 @@ def test_the_command_line_debugs_by_names_of_the_model(
     assert shown.count("[[0.25 0.25 0.25 0.25]]") == 2, "soft, and y"
 
 
-def test_the_command_line_debugs(
+def test_command_line_debugs(
     executable: ekiden.Executable,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

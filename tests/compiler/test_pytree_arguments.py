@@ -69,7 +69,7 @@ def test_pytree_arguments_are_flattened_by_input_names(tmp_path: Path) -> None:
         ((PARAMS, leaf(4), STATE), {"y": leaf(1)}, "no argument is named 'y'"),
     ],
 )  # fmt: skip
-def test_an_argument_that_does_not_fit_is_named(
+def test_argument_that_does_not_fit_is_named(
     args: tuple[object, ...], named: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -87,7 +87,7 @@ def test_pytree_names_parse_to_access_steps() -> None:
     assert PytreeInputs.from_input_names(["input.1", "p['w']"]) is None
 
 
-def test_names_with_dots_alone_leave_lists_as_they_are() -> None:
+def test_dotted_names_do_not_flatten_lists() -> None:
     nesting = PytreeInputs.from_input_names(["encoder.ids", "encoder.mask"])
     assert nesting is not None
     assert not nesting.passes_containers([[1, 2], {"a": 1}], {})

@@ -132,7 +132,7 @@ def test_multiply_referenced_fields_stay_correct() -> None:
         assert result.readonly or not np.shares_memory(result.numpy(), argument.numpy())
 
 
-def test_loading_and_running_again_and_again_keeps_memory_flat(tmp_path: Path) -> None:
+def test_repeated_load_and_run_does_not_leak(tmp_path: Path) -> None:
     text = "def @main(%x: Tensor[(n), float32]) { (nn.relu(%x), negative(%x)) }"
     ekiden.compile(relay.parse(text)).save(tmp_path / "program.eki")
     sizes = [10, 1_000, 30_000, 100_000]

@@ -36,7 +36,7 @@ def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n + 1,), float32]) {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_every_executor_refuses_in_the_same_words(executor: str) -> None:
+def test_executors_give_identical_argument_errors(executor: str) -> None:
     exe = ekiden.compile(relay.parse(TWO), executor=executor)
     machine = vm.VirtualMachine(exe)
     calls = [exe, exe.module["main"], lambda *a: machine.invoke("main", *a), exe.profile]
@@ -54,7 +54,7 @@ def test_every_executor_refuses_in_the_same_words(executor: str) -> None:
         call(ekiden.tensor(f32(2, 3)), ekiden.tensor(f32(3)))
 
 
-def test_a_function_that_gives_its_argument_back_checks_it() -> None:
+def test_identity_function_checks_its_argument() -> None:
     exe = relay.vm.compile(relay.parse("def @main(%x: Tensor[(2,), float32]) { %x }"))
     machine = vm.VirtualMachine(exe)
     expected = "input 'x': expected Tensor[(2), float32], got (5) float32"
@@ -99,7 +99,7 @@ def test_inputs_have_the_names_of_the_model() -> None:
     )
 
 
-def test_a_graph_executor_names_the_input_too() -> None:
+def test_graph_executor_names_the_input_too() -> None:
     lib = relay.build(relay.parse("def @main(%x: Tensor[(2, 2), float32]) { exp(%x) }"))
     module = lib["default"](ekiden.cpu(0))
     module["set_input"]("x", ekiden.tensor(f32(2, 3)))
@@ -121,7 +121,7 @@ def test_elements_of_a_sequence_are_held_against_their_type() -> None:
     assert message_of(exe, [np.ones(2), f32(3)]) == expected
 
 
-def test_a_bound_run_is_refused_when_it_is_bound() -> None:
+def test_bound_run_is_refused_when_it_is_bound() -> None:
     exe = ekiden.compile(relay.parse("def @main(%x: Tensor[(2, 2), float32]) { exp(%x) }"))
     expected = "input 'x': expected Tensor[(2, 2), float32], got (2, 3) float32"
     assert message_of(exe.bind, f32(2, 3)) == expected

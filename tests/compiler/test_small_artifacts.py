@@ -42,7 +42,7 @@ X = np.random.default_rng(1).standard_normal((1, 64, 32, 32)).astype(np.float32)
 
 
 @pytest.mark.slow
-def test_small_weights_stay_as_they_are_and_kernels_too(convolution: Path) -> None:
+def test_small_artifact_leaves_small_weights_and_kernels(convolution: Path) -> None:
     """The transformed weight is made of the model's when the artifact is loaded."""
     fast, small = (ekiden.compile(convolution, size=size) for size in ("", "small"))
     assert fast.weight_bytes[0] == small.weight_bytes[0] == WEIGHT.nbytes

@@ -14,7 +14,7 @@ X = np.zeros(2, "float32")
 
 
 @pytest.mark.parametrize("suffix", [".so", ".tar", ".eki"])
-def test_an_export_to_the_path_of_a_loaded_program_is_the_new_program(
+def test_export_to_the_path_of_a_loaded_program_is_the_new_program(
     suffix: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"program{suffix}"

@@ -38,7 +38,7 @@ def test_equal_functions_are_lowered_once_until_cleared() -> None:
     assert not first.same_as(compiler.lower(_tripled((10,)), "llvm"))
 
 
-def test_what_a_context_says_is_part_of_what_is_remembered() -> None:
+def test_pass_context_is_part_of_the_lowering_cache_key() -> None:
     compiler, x, w = te_compiler.TECompiler(), *(relay.var(n, shape=(16, 16)) for n in "xw")
     dense = relay.Function([x, w], relay.nn.dense(x, w))
     first = compiler.lower(dense, "llvm")
@@ -53,7 +53,7 @@ def test_what_a_context_says_is_part_of_what_is_remembered() -> None:
         compiler.lower(dense, "llvm")
 
 
-def test_a_constant_that_is_a_tensor_is_no_part_of_a_kernel() -> None:
+def test_tensor_constants_are_kernel_arguments() -> None:
     x = relay.var("x", shape=(16,))
     added = relay.Function([x], relay.add(x, relay.const(np.ones(16, "float32"))))
     with pytest.raises(CompileError, match=r"one element, got one of \(16,\)"):
@@ -98,7 +98,7 @@ def test_strategy_implementations_are_selected_by_level(monkeypatch: pytest.Monk
         add.reset_attr("FTVMStrategy")
 
 
-def test_an_operator_without_a_kernel_has_no_implementation() -> None:
+def test_operator_without_a_kernel_has_no_implementation() -> None:
     with pytest.raises(CompileError, match="device_copy: there is no implementation for llvm"):
         te_compiler.get_valid_implementations(
             get_op("device_copy"), None, [te.placeholder((2,))], TensorType((2,)), "llvm"

@@ -163,7 +163,7 @@ def test_calls_of_four_threads_while_kernels_are_replaced(
     assert not wrong
 
 
-def test_results_go_where_they_were_bound(held: Callable[[], None]) -> None:
+def test_bound_outputs_survive_upgrade(held: Callable[[], None]) -> None:
     exe = quick()
     expected, argument, out = exe(X).numpy(), X.copy(), np.zeros((2, 16), "float32")
     run = exe.bind(argument, out=out)
@@ -178,7 +178,7 @@ def test_results_go_where_they_were_bound(held: Callable[[], None]) -> None:
     assert close(out, expected)
 
 
-def test_the_profile_marks_general_kernels(held: Callable[[], None]) -> None:
+def test_profile_marks_general_kernels(held: Callable[[], None]) -> None:
     exe = quick()
     assert any(call.is_general for call in exe.profile(X, peak=False).calls)
     assert "general" in str(exe.profile(X, peak=False))
@@ -217,7 +217,7 @@ def test_kernels_without_general_form_are_compiled_first() -> None:
     assert np.array_equal(exe(data).numpy(), data.cumsum(1))
 
 
-def test_an_error_is_told_by_its_class(
+def test_upgrade_error_keeps_its_class(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> object:
@@ -234,7 +234,7 @@ def test_an_error_is_told_by_its_class(
     assert exe(X).shape == (2, 16)
 
 
-def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[WorkerProcess]) -> None:
+def test_killed_worker_is_reported_with_its_kernel(slow_workers: list[WorkerProcess]) -> None:
     exe = quick()
     pid = begun(slow_workers).pid
     assert pid is not None
@@ -246,7 +246,7 @@ def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[WorkerPr
     assert exe(X).shape == (2, 16)
 
 
-def test_a_worker_that_does_not_answer_is_reported_with_its_kernel(
+def test_worker_that_does_not_answer_is_reported_with_its_kernel(
     slow_workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_KERNEL_TIMEOUT", "0.05")
@@ -280,7 +280,7 @@ def test_workers_end_with_the_executable(slow_workers: list[WorkerProcess]) -> N
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
-def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
+def test_process_may_end_while_kernels_are_compiled(end: str) -> None:
     program = f"""
         import os, time
         import numpy as np
@@ -313,7 +313,7 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
     assert _is_gone(int(pid))
 
 
-def test_a_fork_of_the_process_has_the_kernels_as_they_are(held: Callable[[], None]) -> None:
+def test_fork_keeps_current_kernels(held: Callable[[], None]) -> None:
     exe = quick()
     expected = exe(X).numpy()
     child = os.fork()
@@ -339,7 +339,7 @@ def test_cached_program_needs_no_upgrade(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert set(quick().tiers.values()) == {"compiled"}
 
 
-def test_an_executable_that_cannot_be_made_compiles_nothing(
+def test_failed_executable_starts_no_compilation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[object] = []
@@ -360,7 +360,7 @@ def test_unknown_tiers_are_refused() -> None:
         quick(target=f"llvm -mtriple={machine}-linux-gnu")
 
 
-def test_where_no_process_can_be_started_this_one_compiles(
+def test_compilation_in_process_without_workers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_process(*_: object, **__: object) -> None:

@@ -58,7 +58,7 @@ def test_run_of_truncated_artifact_is_an_error(left: int, file: Path) -> None:
     np.testing.assert_array_equal(ekiden.load(other)(feed()).numpy(), expected)
 
 
-def test_native_code_that_runs_functions_is_asked_too(tmp_path: Path) -> None:
+def test_aot_code_checks_for_truncation(tmp_path: Path) -> None:
     ekiden.compile(program(), executor="aot").save(tmp_path / "model.eki")
     exe = ekiden.load(tmp_path / "model.eki")
     os.truncate(tmp_path / "model.eki", 1 << 16)
@@ -66,7 +66,7 @@ def test_native_code_that_runs_functions_is_asked_too(tmp_path: Path) -> None:
         exe(feed())
 
 
-def test_a_file_that_is_removed_or_replaced_stays_what_it_was(file: Path) -> None:
+def test_mapped_file_survives_removal_and_replacement(file: Path) -> None:
     exe = ekiden.load(file)
     expected = exe(feed()).numpy()
     (file.with_name("new")).write_bytes(b"another")
@@ -76,7 +76,7 @@ def test_a_file_that_is_removed_or_replaced_stays_what_it_was(file: Path) -> Non
         ekiden.load(file)
 
 
-def test_a_file_that_is_cut_while_it_is_loaded_is_an_error(file: Path) -> None:
+def test_file_that_is_cut_while_it_is_loaded_is_an_error(file: Path) -> None:
     """Again and again, by another thread; behind what is left come zeros."""
     size, ended = file.stat().st_size, threading.Event()
 

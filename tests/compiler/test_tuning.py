@@ -52,7 +52,7 @@ def artifact(records: Records | None, decisions: dict[str, object] | None = None
         return compile_to_bytes(model())
 
 
-def test_records_are_part_of_what_is_cached_and_decisions_go_first(task: Task) -> None:
+def test_tuning_records_are_part_of_the_cache_key(task: Task) -> None:
     plain, tuned = artifact(None), artifact(found(task))
     assert plain != tuned
     assert tuned == artifact(None, {"dense_pack": "rows=1 order=row"})
@@ -61,7 +61,7 @@ def test_records_are_part_of_what_is_cached_and_decisions_go_first(task: Task) -
     )
 
 
-def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
+def test_size_ranges_have_separate_loops(task: Task) -> None:
     one, many = [{"n0": 1}], [{"n0": 64}, {"n0": 128}]
     records = found(task, sizes=one)
     message = {"workload": task.workload, "target": str(task.target), "at": 1.0}
@@ -83,7 +83,7 @@ def test_ranges_of_sizes_have_loops_of_their_own(task: Task) -> None:
     assert artifact(records) not in (artifact(None), artifact(found(task)))
 
 
-def test_sizes_count_as_often_as_they_come() -> None:
+def test_sizes_are_weighted_by_frequency() -> None:
     runs = [{"x": (n, 3)} for n in (1, 1, 8, 1)]
     dims = profile_sizes(model(), runs)
     assert dims == [({"n": 1}, 0.75), ({"n": 8}, 0.25)]
@@ -121,7 +121,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_record_that_does_not_apply_is_named(
+def test_record_that_does_not_apply_is_named(
     name: str, task: Task, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields, output = REFUSED[name]
@@ -132,7 +132,7 @@ def test_a_record_that_does_not_apply_is_named(
     assert message.startswith("records: ") and output in message
 
 
-def test_the_environment_names_records(
+def test_environment_names_records(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "r.json"
@@ -152,7 +152,7 @@ def test_one_target_is_tuned_for_at_a_time() -> None:
         ekiden.tune(model(), [ekiden.cpu(0), ekiden.cpu(1)])  # type: ignore[arg-type]
 
 
-def test_a_size_that_is_not_known_is_asked_for() -> None:
+def test_unknown_size_is_requested() -> None:
     with pytest.raises(InputError, match="the size of 'n' is not known: dims="):
         ekiden.tune(model())
     two = helper.make_graph(
@@ -176,12 +176,12 @@ def test_a_size_that_is_not_known_is_asked_for() -> None:
         ({"kernels": "nothing"}, "no kernel's name or node holds 'nothing'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, object], said: str) -> None:
+def test_conflicting_tuning_options_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(EkidenError, match=said):
         ekiden.tune(model(), dims={"n": 4}, **options)
 
 
-def test_a_target_that_cannot_run_here_is_refused(
+def test_target_that_cannot_run_here_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before trials are spent, all of which would crash."""
@@ -199,7 +199,7 @@ def test_a_target_that_cannot_run_here_is_refused(
     assert not len(records)
 
 
-def test_the_command_line_tunes_and_compiles(
+def test_command_line_tunes_and_compiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, records, page = (str(tmp_path / n) for n in ("m.onnx", "r.json", "report.html"))

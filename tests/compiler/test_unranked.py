@@ -64,7 +64,7 @@ def test_each_rank_is_compiled_at_its_first_run_and_kept(executor: str) -> None:
     assert programs[1] is programs[2] and len(set(map(id, programs))) == 3
 
 
-def test_ranks_of_several_inputs_are_told_apart() -> None:
+def test_each_combination_of_input_ranks_has_a_program() -> None:
     exe = compiled(unranked_model(second=True))
     x, y = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
     check(exe, softmax(x + y), x, y)
@@ -72,7 +72,7 @@ def test_ranks_of_several_inputs_are_told_apart() -> None:
     assert exe.for_inputs(x, y) is not exe.for_inputs(y, x)
 
 
-def test_a_given_rank_makes_a_plain_executable(tmp_path: Path) -> None:
+def test_given_rank_makes_a_plain_executable(tmp_path: Path) -> None:
     exe = ekiden.compile(unranked_model(), shape={"x": ("n", 3)})
     assert str(exe.inputs[0]) == "x: float32[n, 3]"
     exe.save(tmp_path / "model.eki")

@@ -79,7 +79,7 @@ def test_first_supported_variant_runs(executor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", runnable())
-def test_each_level_computes_what_it_does_alone(level: str) -> None:
+def test_variants_compute_the_same_as_single_targets(level: str) -> None:
     alone = ekiden.compile(weights_model(), target(level))
     beside = ekiden.compile(weights_model(), [OTHER, target(level)])
     assert Target.parse(beside.target).cpu == level
@@ -144,7 +144,7 @@ def cpu_flags() -> set[str]:
 
 
 @pytest.mark.skipif(HERE != "x86-64", reason="of x86-64")
-def test_the_runtime_knows_all_that_this_machine_has() -> None:
+def test_runtime_detects_all_cpu_features() -> None:
     """What compiled code asks for and the system has loads; what it has not does not."""
     flags = cpu_flags()
     for flag in sorted(f.flag for f in FEATURE_TABLE.values() if f.architecture == HERE and f.flag):
@@ -158,7 +158,7 @@ def test_the_runtime_knows_all_that_this_machine_has() -> None:
                 runtime.load_image(bytes(image))
 
 
-def test_the_bytecode_alone_is_that_of_the_chosen_variant() -> None:
+def test_bytecode_alone_is_that_of_the_chosen_variant() -> None:
     exe = ekiden.compile(weights_model(), [OTHER, "llvm"])
     code, library = exe.save()
     assert all(variant == 0 for _, variant, _ in read_sections(bytes(code)))
@@ -166,7 +166,7 @@ def test_the_bytecode_alone_is_that_of_the_chosen_variant() -> None:
     assert (machine.invoke("main", X).numpy() == result(exe, X)).all()
 
 
-def test_weights_may_come_later() -> None:
+def test_variants_accept_late_bound_weights() -> None:
     exe = ekiden.compile(weights_model(), [OTHER, "llvm", target(OLDEST)])
     want, whole = result(exe, X), exe.raw.to_bytes()
     moved = exe.get_late_bound_consts(1000)
@@ -219,7 +219,7 @@ def test_variants_in_configurations() -> None:
     assert mixed.primitive_targets == (Target.host(), Target.parse(OTHER))
 
 
-def test_a_variant_that_would_never_run_is_refused() -> None:
+def test_unreachable_variant_is_refused() -> None:
     with pytest.raises(ekiden.CompileError) as caught:
         ekiden.compile(model(), ["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v4"])
     never = "code for x86-64-v4 would never run: x86-64-v3 stands before it"
@@ -228,7 +228,7 @@ def test_a_variant_that_would_never_run_is_refused() -> None:
         ekiden.compile(model(), {cpu(0): [OTHER, "llvm"], cpu(1): "llvm"})
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, output = tmp_path / "model.onnx", tmp_path / "model.eki"
     path.write_bytes(model().SerializeToString())
     assert (
@@ -240,7 +240,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (other, chosen) == (f"  {Target.parse(OTHER)}", f"* {Target.host()}")
 
 
-def test_the_command_line_compiles_for_other_machines(tmp_path: Path) -> None:
+def test_command_line_compiles_for_other_machines(tmp_path: Path) -> None:
     path, output = tmp_path / "model.onnx", tmp_path / "model.eki"
     path.write_bytes(model().SerializeToString())
     assert main(["compile", str(path), "--target", OTHER, "-o", str(output)]) == 0

@@ -28,13 +28,13 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         _CODE, f"{_COMPILING}::test_the_limit_of_memory_holds_import_and_folding", _FUZZ,
     ),
     "Exception: pickled PyTorch models are": (
-        "tests/llm/test_torch_files.py::test_what_is_no_tensor_is_refused",
+        "tests/llm/test_torch_files.py::test_non_tensors_are_refused",
     ),
     # The table of inputs.
     "Nothing: the loader checks all": (
         "tests/end_to_end/test_artifact.py::test_every_proper_prefix_is_refused",
         "tests/compiler/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
-        "tests/c/test_c_runtime.py::test_damaged_files_are_harmless",
+        "tests/c/test_c_runtime.py::test_damaged_files_do_not_crash",
     ),
     "The wrapper library (`libekiden_NAME.so`": (
         "tests/byoc/test_engines_in_c.py::test_no_file_is_opened_by_a_name_that_leads_out_of_a_folder",
@@ -59,7 +59,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/llm/test_template_limits.py::test_limits_are_those_of_the_page",
     ),
     "Its files stay below the project's": (
-        "tests/micro/test_hostile_libraries.py::test_files_that_have_no_place_are_refused",
+        "tests/micro/test_hostile_libraries.py::test_unexpected_archive_files_are_refused",
         "tests/micro/test_hostile_libraries.py::test_metadata_that_is_wrong_is_refused",
     ),
     "They run models, within the limits": (f"{_SERVING}::test_a_body_of_many_values_is_refused",),
@@ -77,14 +77,14 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         f"{_IN_C}::test_mutated_messages_pass_under_sanitizers",
     ),
     "Ekiden reads a file if it and": (
-        f"{_TRUST}::test_a_kernel_that_others_may_write_is_a_miss",
-        f"{_TRUST}::test_a_kernel_in_a_folder_that_others_may_write_is_a_miss",
-        f"{_TRUST}::test_a_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs",
+        f"{_TRUST}::test_kernel_that_others_may_write_is_a_miss",
+        f"{_TRUST}::test_kernel_in_a_folder_that_others_may_write_is_a_miss",
+        f"{_TRUST}::test_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs",
     ),
     "Any other file is a miss": (
-        f"{_TRUST}::test_the_error_says_who_owns_what",
-        f"{_TRUST}::test_an_artifact_that_others_may_write_is_compiled_again",
-        f"{_CACHE}::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
+        f"{_TRUST}::test_ownership_error_names_the_owner",
+        f"{_TRUST}::test_artifact_that_others_may_write_is_compiled_again",
+        f"{_CACHE}::test_damaged_file_of_a_layer_is_a_miss_and_stays",
     ),
     "Only the owner can change the files": (
         f"{_TRUST}::test_without_a_umask_nobody_else_may_write_to_the_cache",
@@ -110,22 +110,22 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "The content of a reference": ("tests/c/test_vm_device.c",),
     "A program of several devices checks": ("tests/c/test_vm_device.c",),
     "Memory that a caller lends": (
-        "tests/runtime/test_values.py::test_a_lent_tensor_that_is_kept_gets_memory_of_its_own",
-        "tests/runtime/test_values.py::test_an_array_of_a_lent_tensor_must_not_be_kept",
+        "tests/runtime/test_values.py::test_retained_borrowed_tensor_is_copied",
+        "tests/runtime/test_values.py::test_array_of_borrowed_tensor_must_not_be_retained",
     ),
     "In Java, using a closed arena": ("bindings/java/test/dev/ekiden/Check.java",),
     # Servers
     "A server without a key listens": (
-        f"{_SESSIONS}::test_others_may_not_connect_without_a_key",
+        f"{_SESSIONS}::test_remote_hosts_need_a_key",
     ),
     "Give the file to both sides": (
         f"{_RPC_SECURITY}::test_operations_work_with_the_key",
         f"{_RPC_SECURITY}::test_older_tls_is_refused",
     ),
     "Each side presents the certificate": (
-        f"{_RPC_SECURITY}::test_nothing_works_without_the_key",
-        f"{_RPC_SECURITY}::test_a_token_of_another_channel_is_worth_nothing",
-        f"{_RPC_SECURITY}::test_the_servers_own_token_is_worth_nothing",
+        f"{_RPC_SECURITY}::test_operations_fail_without_the_key",
+        f"{_RPC_SECURITY}::test_token_of_another_channel_is_refused",
+        f"{_RPC_SECURITY}::test_server_token_is_refused_from_clients",
     ),
     "Ekiden reads the file only if nobody": (
         f"{_RPC_SECURITY}::test_key_files_are_private_and_validated",
@@ -139,7 +139,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_frames.py::test_silent_clients_do_not_block_others",
     ),
     "Each session is a separate process": (
-        "tests/rpc/test_rpc_spawn.py::test_a_server_and_its_sessions_are_no_forks",
+        "tests/rpc/test_rpc_spawn.py::test_server_and_its_sessions_are_no_forks",
     ),
     "It shares no memory with the server": (
         f"{_WALLS}::test_nothing_of_the_server_is_in_a_session",
@@ -174,19 +174,19 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "All sessions end with their server": (
         f"{_WALLS}::test_a_session_ends_with_a_killed_server",
-        "tests/rpc/test_rpc_stale_folders.py::test_a_server_removes_what_a_killed_one_left",
+        "tests/rpc/test_rpc_stale_folders.py::test_server_removes_what_a_killed_one_left",
     ),
-    "`ekiden-rpc` uses the default limits": (f"{_IN_C}::test_a_session_in_c_has_its_time",),
+    "`ekiden-rpc` uses the default limits": (f"{_IN_C}::test_session_in_c_has_its_time",),
     "A server refuses to start": (f"{_WALLS}::test_a_server_that_lacks_a_wall_refuses_to_start",),
     "`sandbox=False` (`--no-sandbox`)": (
         "tests/rpc/test_rpc_cross_architecture.py::test_verify_on_another_processor",
     ),
     "To test a server as on an older": (_ATTACKS,),
     "Devices remain usable": (
-        "tests/rpc/test_rpc_devices.py::test_a_device_is_there_in_a_session",
+        "tests/rpc/test_rpc_devices.py::test_session_has_its_device",
     ),
     "If a driver's compiler starts": (
-        "tests/rpc/test_rpc_devices.py::test_a_device_is_there_in_a_session",
+        "tests/rpc/test_rpc_devices.py::test_session_has_its_device",
     ),
     "It listens on the loopback interface": (
         f"{_WALLS}::test_the_server_in_c_listens_on_the_loopback_interface_alone",
@@ -196,7 +196,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_web.py::test_pages_of_other_origins_are_refused",
     ),
     "A page is never a client": (
-        "tests/rpc/test_rpc_web.py::test_a_proxy_with_a_key_takes_no_pages",
+        "tests/rpc/test_rpc_web.py::test_proxy_with_a_key_takes_no_pages",
     ),
     "Messages are checked like all": (
         "tests/rpc/test_rpc_web.py::test_page_with_invalid_messages_is_dropped",
@@ -219,7 +219,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         f"{_COMPILING}::test_the_environment_has_a_limit_of_time",
     ),
     "Runs have limits of their own": (
-        "tests/runtime/test_run_limits.py::test_a_run_with_a_timeout",
+        "tests/runtime/test_run_limits.py::test_run_with_a_timeout",
         "tests/runtime/test_interrupts.py::test_control_c_ends_a_run",
     ),
     # Serving models
