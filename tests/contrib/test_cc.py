@@ -48,7 +48,7 @@ def test_temp_folder_is_deleted_on_removal_or_release() -> None:
 
 
 @pytest.mark.quick
-def test_a_folder_that_is_there_is_not_taken(tmp_path: Path) -> None:
+def test_existing_folder_is_not_reused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         utils.tempdir(tmp_path)
     with utils.tempdir(tmp_path / "new") as folder:
@@ -57,14 +57,14 @@ def test_a_folder_that_is_there_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
-def test_an_object_becomes_a_library(tmp_path: Path, target: str) -> None:
+def test_object_becomes_a_library(tmp_path: Path, target: str) -> None:
     module = doubled(target)
     module.save(tmp_path / "twice.o")
     cc.create_shared(tmp_path / "twice.so", [tmp_path / "twice.o"])
     check(ekiden.runtime.load_module(tmp_path / "twice.so"))
 
 
-def test_a_module_is_saved_as_its_texts(tmp_path: Path) -> None:
+def test_module_is_saved_as_its_texts(tmp_path: Path) -> None:
     module = doubled()
     module.save(tmp_path / "twice.ll")
     module.save(tmp_path / "twice.s")
@@ -76,7 +76,7 @@ def test_a_module_is_saved_as_its_texts(tmp_path: Path) -> None:
         module.save(tmp_path / "twice.xyz")
 
 
-def test_a_function_compiles_what_is_exported(tmp_path: Path) -> None:
+def test_function_compiles_what_is_exported(tmp_path: Path) -> None:
     seen: list[object] = []
 
     def compile_it(output: str, files: list[str], options: list[str]) -> None:

@@ -58,7 +58,7 @@ def test_inputs_are_set_and_outputs_asked_for(module: GraphModule) -> None:
     np.testing.assert_array_equal(out.numpy(), np.zeros_like(X))
 
 
-def test_a_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> None:
+def test_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> None:
     array = X.copy()
     module.set_input("x", array)
     array[:] = 0
@@ -70,7 +70,7 @@ def test_a_set_input_is_a_copy_and_a_shared_one_is_not(module: GraphModule) -> N
     np.testing.assert_array_equal(module.get_output(2).numpy(), np.ones_like(X))
 
 
-def test_a_shared_output_is_written_by_its_kernel() -> None:
+def test_shared_output_is_written_by_its_kernel() -> None:
     x = relay.var("x", shape=(10, 4))
     y = relay.nn.softmax(x)
     lib = relay.build(relay.Function([x], relay.Tuple([y, x, y])), "llvm")
@@ -130,7 +130,7 @@ def test_graph_json_and_params_round_trip(lib: ExecutorFactoryModule) -> None:
     check(other)
 
 
-def test_a_graph_keeps_the_numbers_of_its_devices() -> None:
+def test_graph_keeps_the_numbers_of_its_devices() -> None:
     x = relay.var("x", shape=(4, 3))
     second = relay.annotation.on_device(relay.tanh(x), runtime.cpu(1))
     body = relay.annotation.on_device(relay.exp(second), runtime.cpu(0))
@@ -155,7 +155,7 @@ def test_wrong_devices_of_a_graph_are_refused(numbers: list[object]) -> None:
         ExecutorGraph.from_json(json.dumps(document))
 
 
-def test_a_loaded_library_has_its_graph(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
+def test_loaded_library_has_its_graph(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
     lib.export_library(tmp_path / "net.so")
     loaded = runtime.load_module(tmp_path / "net.so")
     text = loaded["get_graph_json"]()
@@ -165,7 +165,7 @@ def test_a_loaded_library_has_its_graph(lib: ExecutorFactoryModule, tmp_path: Pa
     check(module)
 
 
-def test_the_debugger_profiles_node_by_node(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
+def test_debugger_profiles_node_by_node(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
     module = debug_executor.create(lib.get_graph_json(), lib, HOST, str(tmp_path))
     report = module.profile(x=X)
     kernels = [node for node in module.graph.nodes if node.function]
@@ -190,7 +190,7 @@ def test_constants_of_a_created_graph_begin_as_the_library_has_them(
 
 
 @pytest.mark.parametrize("suffix", ["eki", "so"])
-def test_an_artifact_makes_graph_executors(
+def test_artifact_makes_graph_executors(
     lib: ExecutorFactoryModule, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"model.{suffix}"
@@ -259,7 +259,7 @@ def test_dynamic_shapes_run_but_have_no_json() -> None:
         lib.get_graph_json()
 
 
-def test_a_kernel_of_any_library_can_be_called() -> None:
+def test_kernel_of_any_library_can_be_called() -> None:
     n, shape = 4, ["list_shape", [[4], [4]]]
     attrs = {"func_name": "my_double", "num_inputs": "1", "num_outputs": "1", "flatten_data": "1"}
     graph = {
@@ -315,7 +315,7 @@ def debug(lib: ExecutorFactoryModule, tmp_path: Path) -> Iterator[debug_executor
     result.exit()
 
 
-def test_the_debugger_shows_what_each_node_gives(
+def test_debugger_shows_what_each_node_gives(
     debug: debug_executor.GraphModuleDebug, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     debug.run(x=X, number=1)
@@ -337,7 +337,7 @@ def test_the_debugger_shows_what_each_node_gives(
     assert len(events) == 2 * len(nodes)
 
 
-def test_the_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug) -> None:
+def test_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug) -> None:
     debug.set_input("x", X)
     times = debug.run_individual(number=1, repeat=2)
     nodes = debug.debug_datum.get_graph_nodes()
@@ -349,7 +349,7 @@ def test_the_debugger_measures_each_node(debug: debug_executor.GraphModuleDebug)
         debug.debug_get_output("nothing")
 
 
-def test_the_factory_makes_the_debuggers_module(lib: ExecutorFactoryModule) -> None:
+def test_factory_makes_the_debuggers_module(lib: ExecutorFactoryModule) -> None:
     module = lib["debug_create"]("default", HOST)
     module["set_input"]("x", ekiden.nd.array(X))
     module["run"]()
@@ -373,7 +373,7 @@ def test_evaluating_with_the_graph_executor() -> None:
     assert second.numpy().tolist() == [-1, -1]
 
 
-def test_a_constant_takes_no_input_s_name() -> None:
+def test_constants_do_not_shadow_inputs() -> None:
     x, y = relay.var("p0", shape=(4,)), relay.var("p0_1", shape=(4,))
     both = relay.exp(x) + relay.exp(y) + relay.const(np.full(4, 2, "float32"))
     compiled = ekiden.compile(relay.IRModule.from_expr(relay.Function([x, y], both)))

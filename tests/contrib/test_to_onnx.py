@@ -139,7 +139,7 @@ def test_network_is_written_with_its_parameters(opset: int, tmp_path: Path) -> N
     )
 
 
-def test_sizes_of_inputs_may_be_open() -> None:
+def test_to_onnx_supports_symbolic_sizes() -> None:
     x = relay.var("x", shape=(relay.SizeVar("n"), 4))
     module = module_of(nn.relu(relay.reshape(x, (-1, 2, 2))))
     model = to_onnx(module, {}, "graph")

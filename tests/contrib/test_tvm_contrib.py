@@ -19,7 +19,7 @@ from ekiden.runtime.errors import ExportError, InputError
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_product_by_blas_is_an_extern_operation(transposed: bool) -> None:
+def test_product_by_blas_is_an_extern_operation(transposed: bool) -> None:
     a, b = te.placeholder((5, 7), name="A"), te.placeholder((3, 7) if transposed else (7, 3))
     c = cblas.matmul(a, b, transb=transposed)
     d = te.compute(c.shape, lambda i, j: c[i, j] + 1, name="D")
@@ -58,14 +58,14 @@ def test_clang_makes_llvm_text_or_is_told_missing(tmp_path: Path) -> None:
     assert "@twice" in text and (tmp_path / "twice.ll").read_text() == text
 
 
-def test_a_compiler_that_fails_is_told(tmp_path: Path) -> None:
+def test_compiler_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="create_llvm"):
         clang.create_llvm("x\n", cc=shutil.which("false"))
     with pytest.raises(ExportError, match="one source expected, got 2"):
         clang.create_llvm(["a.c", "b.c"], cc="false")
 
 
-def test_what_compute_capabilities_have() -> None:
+def test_compute_capability_features() -> None:
     assert nvcc.parse_compute_version("8.6") == (8, 6)
     assert nvcc.have_tensorcore("7.0") and not nvcc.have_tensorcore("6.1")
     assert nvcc.have_fp16("5.3") and nvcc.have_int8("6.1") and not nvcc.have_bf16("7.5")
@@ -87,7 +87,7 @@ def called() -> tvm.IRModule:
     return module
 
 
-def test_a_program_is_a_tree_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_tree_of_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     relay_viz.RelayVisualizer(called()).render()
     assert (
         capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_a_program_is_a_tree_of_text(capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
-def test_a_program_is_a_file_of_graphviz(tmp_path: Path) -> None:
+def test_dot_visualizer_writes_graphviz(tmp_path: Path) -> None:
     parser, plotter = relay_viz.DotVizParser(), relay_viz.DotPlotter(graph_attr={"color": "red"})
     viz = relay_viz.RelayVisualizer(called(), {"b": 1}, plotter, parser)
     viz.render(str(tmp_path / "net"))
@@ -121,7 +121,7 @@ def test_a_program_is_a_file_of_graphviz(tmp_path: Path) -> None:
         viz.render()
 
 
-def test_a_parser_and_a_plotter_of_a_program_are_used(tmp_path: Path) -> None:
+def test_custom_parser_and_plotter_are_used(tmp_path: Path) -> None:
     class Parser(relay_viz.VizParser):
         def get_node_edges(
             self,

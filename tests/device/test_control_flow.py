@@ -236,7 +236,7 @@ def test_placement_log_gives_devices_and_reasons(
     assert f"Devices: {line}" in capsys.readouterr().out
 
 
-def test_a_program_of_one_device_has_no_placement() -> None:
+def test_program_of_one_device_has_no_placement() -> None:
     x = relay.var("x", shape=(4,))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.exp(x))))
     assert exe.placement == "" and exe.raw.devices == [cpu(0)]

@@ -50,7 +50,7 @@ def test_device_kernels_serialize_round_trip() -> None:
         runtime.load_device_code(data + b"\0")
 
 
-def test_a_device_goes_on_after_failures(opencl: Device) -> None:
+def test_device_works_after_failures(opencl: Device) -> None:
     there = runtime.nd.array(np.zeros(1, "float32"), opencl)
     with pytest.raises(
         DeviceError, match=r"kernel 'f': line 1 \(__kernel .*\): the OpenCL compiler"
@@ -119,7 +119,7 @@ def test_too_many_threads_per_block_are_refused(opencl: Device) -> None:
         module["f"](0, 1, 1, 1, 1 << 20, 1, 1, there)
 
 
-def test_a_missing_driver_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_driver_says_what_to_install(tmp_path: Path) -> None:
     """Where libOpenCL is not found, and where there is no driver."""
     text = """
 import numpy as np, sys

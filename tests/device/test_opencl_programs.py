@@ -55,7 +55,7 @@ def test_opencl_loop_program_matches_numpy(opencl: Device, host: str) -> None:
         module["f"](ekiden.runtime.tensor(data), y)
 
 
-def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
+def test_c_host_runs_two_opencl_kernels(opencl: Device) -> None:
     """What is between them lies on the device for as long as the call."""
     x = te.placeholder((70, 1000), "float32", name="x")
     k, j = te.reduce_axis((0, 1000), "k"), te.reduce_axis((0, 70), "j")
@@ -83,7 +83,7 @@ def test_opencl_network_matches_numpy(opencl: Device, executor: str, tmp_path: P
     np.testing.assert_array_equal(again.numpy(), actual.numpy())
 
 
-def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
+def test_runtime_sizes(opencl: Device) -> None:
     x = relay.var("x", shape=(relay.Any(), relay.Any()))
     y = relay.sum(relay.exp(x), axis=1)
     module = IRModule.from_expr(relay.Function([x], y))
@@ -93,7 +93,7 @@ def test_sizes_that_only_a_run_knows(opencl: Device) -> None:
         np.testing.assert_allclose(exe(data).numpy(), np.exp(data).sum(1), rtol=1e-4)
 
 
-def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
+def test_attention_over_runtime_length(tmp_path: Path) -> None:
     """Whole tiles of rows and the rest have one buffer for their scores."""
     length = relay.Any()
     q, k, v = (relay.var(n, shape=(1, 2, length, 8)) for n in "qkv")
@@ -141,7 +141,7 @@ def test_ragged_rows_match_numpy(opencl: Device, options: str) -> None:
     np.testing.assert_array_equal(actual.numpy(), expected)
 
 
-def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
+def test_concatenation_beyond_kernel_argument_limit(tmp_path: Path) -> None:
     parts = [relay.var(f"x{n}", shape=(3,)) for n in range(70)]
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=0)))
     ekiden.export(module, tmp_path / "parts.eki", "opencl -device=any")
@@ -168,7 +168,7 @@ def test_opencl_byte_words_match_numpy(opencl: Device) -> None:
     np.testing.assert_array_equal(result.numpy(), data[1:61].view("<i4"))
 
 
-def test_a_branch_that_a_shape_chooses(opencl: Device) -> None:
+def test_branch_on_a_shape(opencl: Device) -> None:
     x = relay.var("x", shape=(relay.Any(), 3))
     rows = relay.take(relay.shape_of(x, dtype="int64"), relay.const(0, "int64"), axis=0)
     y = relay.If(relay.equal(rows, relay.const(2, "int64")), relay.exp(x), relay.negative(x))
@@ -251,7 +251,7 @@ def test_empty_tensors_run_on_opencl(opencl: Device) -> None:
     np.testing.assert_array_equal(result, np.tile(data, (2, 1)))
 
 
-def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
+def test_rows_of_runtime_length(opencl: Device) -> None:
     """Their workspaces are memory of the device."""
     x = relay.var("x", shape=(3, relay.Any()))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.sort(x, axis=1))), "opencl")
@@ -260,7 +260,7 @@ def test_rows_whose_length_a_run_tells(opencl: Device) -> None:
         np.testing.assert_array_equal(exe(data).numpy(), np.sort(data, 1))
 
 
-def test_loops_over_one_axis_of_other_lengths(opencl: Device) -> None:
+def test_loops_over_one_axis_of_different_lengths(opencl: Device) -> None:
     """Threads are as many as the longest has steps; in the others the rest write nothing."""
 
     @T.prim_func

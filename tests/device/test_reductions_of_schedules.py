@@ -262,7 +262,7 @@ def test_reducers_of_tuples_keep_their_parts_together(opencl: Device, by_parts: 
     np.testing.assert_array_equal(what, x.max(1))
 
 
-def test_a_reducer_of_ones_own_combines_terms(opencl: Device) -> None:
+def test_reducer_of_ones_own_combines_terms(opencl: Device) -> None:
     joined = te.comm_reducer(
         lambda x, y: tir.bitwise_xor(x, y), lambda t: tir.const(0, t), name="xor"
     )
@@ -337,7 +337,7 @@ def main(A: T.Buffer((3, 20), "float32"), B: T.Buffer((3,), "float32")):
     np.testing.assert_array_equal(run_module(schedule, opencl, x), 5 + x.sum(1))
 
 
-def test_processors_run_the_threads_one_after_another() -> None:
+def test_cpu_runs_bound_threads_serially() -> None:
     x = values(33, 50)
     for schedule, args in (of_tutorial(33, 50), rows(33, 50, 8)):
         out = ekiden.nd.array(np.full(33, 7, "float32"))
@@ -426,7 +426,7 @@ def test_cross_thread_reduction_uses_warp_shuffles(
 
 
 @pytest.mark.parametrize("threads", [8, 32, 64])
-def test_warps_tell_all_threads_what_the_kernel_reads(fake_cuda: Device, threads: int) -> None:
+def test_warp_reduction_broadcasts_to_all_threads(fake_cuda: Device, threads: int) -> None:
     schedule, args = read_by_threads(8, 100, threads, False)
     module = ekiden.build(schedule, args, "cuda -model=any", name="f")
     x, out = values(8, 100), ekiden.nd.array(np.full(8, 7, "float32"), fake_cuda)

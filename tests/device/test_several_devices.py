@@ -128,7 +128,7 @@ def test_program_on_one_device_matches_host(place: Device) -> None:
     np.testing.assert_allclose(result.numpy(), np.tanh(X), rtol=1e-5, atol=1e-6)
 
 
-def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
+def test_executed_transfers_match_the_plan(place: Device, tmp_path: Path) -> None:
     """The argument goes there; in each round comes back what goes there for the next one; weights
     were put where they are used once."""
     exe = ekiden.compile(loop(place, cpu(0)), [cpu(0), place])
@@ -236,7 +236,7 @@ def test_graph_executor_runs_on_several_devices(place: Device, tmp_path: Path) -
 
 @pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
 @pytest.mark.parametrize("kind", ["vm", "aot", "graph"])
-def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fake_cuda: Device) -> None:
+def test_executor_runs_on_the_device_that_is_asked_for(kind: str, fake_cuda: Device) -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     second = runtime.cuda(1)
@@ -282,7 +282,7 @@ def test_program_refuses_other_devices(fake_cuda: Device) -> None:
 
 
 @pytest.mark.parametrize("is_half", [False, True])
-def test_a_graph_created_from_its_text_runs_on_its_devices(
+def test_graph_created_from_its_text_runs_on_its_devices(
     place: Device, is_half: bool, tmp_path: Path
 ) -> None:
     """Inputs and constants are there, the text names devices, and the debugger runs each node."""
@@ -340,7 +340,7 @@ for state in sys.argv[2:]:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_a_state_with_memory_of_a_device_goes_on(
+def test_state_with_memory_of_a_device_goes_on(
     place: Device, executor: str, wanted: list[np.ndarray]
 ) -> None:
     """From each instruction of a loop that is half on the device."""
@@ -374,7 +374,7 @@ def test_another_process_goes_on_from_memory_of_a_device(opencl: Device, tmp_pat
         np.testing.assert_allclose(result, exe(X).numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_state_names_devices_of_its_executable(opencl: Device) -> None:
+def test_state_names_devices_of_its_executable(opencl: Device) -> None:
     x = relay.var("x", T)
     module = IRModule.from_expr(relay.Function([x], relay.tanh(relay.exp(x))))
     stepper = Stepper(ekiden.compile(module, "opencl").raw)
@@ -389,7 +389,7 @@ def test_a_state_names_devices_of_its_executable(opencl: Device) -> None:
             stepper.set_state(state[:12] + struct.pack("<I", zlib.crc32(body)) + body)
 
 
-def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:
+def test_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:
     """Arguments sent to a device there, results read from one."""
     kind = str(place).partition("(")[0]
     exe = ekiden.compile(loop(place, place), {place: kind, cpu(0): "llvm"})
@@ -499,7 +499,7 @@ def test_regions_of_an_engine_run_on_the_host_between_kernels_of_a_device(
 
 
 @LONG
-def test_the_state_of_a_program_on_a_device_is_saved_and_taken_up_again(
+def test_state_of_a_program_on_a_device_is_saved_and_taken_up_again(
     opencl: Device, tmp_path: Path
 ) -> None:
     torch = pytest.importorskip("torch")

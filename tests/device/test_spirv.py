@@ -141,7 +141,7 @@ def test_inspect_disassembles_spirv(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "__kernel void" in ekiden.build(func, "opencl").get_source("opencl")
 
 
-def test_an_artifact_without_its_disassembler(
+def test_artifact_without_its_disassembler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ekiden.compile(ptx.module_of("pad"), ANY).save(tmp_path / "m.eki")

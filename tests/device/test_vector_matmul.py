@@ -76,7 +76,7 @@ def test_vector_panel_matmul_matches_numpy(
             np.testing.assert_array_equal(result, a @ b)
 
 
-def test_elements_of_columns_are_brought_once() -> None:
+def test_column_elements_are_loaded_once() -> None:
     """Where many rows need them: a condition of the border is asked for a panel, not for tiles."""
     many, few = (text((1, 8, 14, 14), (n, 8, 3, 3), padding=1) for n in (64, 4))
     assert many.count("select(") == 2 and "float8 panel[" in many

@@ -93,7 +93,7 @@ def test_program_runs_on_host_and_device(vulkan: Device) -> None:
     np.testing.assert_allclose(exe(data).numpy(), expected, rtol=1e-5)
 
 
-def test_sizes_that_only_a_run_knows(vulkan: Device) -> None:
+def test_runtime_sizes(vulkan: Device) -> None:
     x = relay.var("x", shape=(relay.Any(), relay.Any()))
     module = IRModule.from_expr(relay.Function([x], relay.sum(relay.exp(x), axis=1)))
     exe = ekiden.compile(module, {vulkan: "vulkan"})

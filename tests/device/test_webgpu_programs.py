@@ -39,7 +39,7 @@ def test_webgpu_kernel_families_match_numpy(webgpu: Device, name: str, shared: i
         families.check(name, Target("webgpu"), shared)
 
 
-def test_a_network_saved_and_loaded(webgpu: Device, tmp_path: Path) -> None:
+def test_network_saved_and_loaded(webgpu: Device, tmp_path: Path) -> None:
     x = relay.var("x", shape=(2, 3, 9, 7))
     y = relay.nn.conv2d(x, relay.const(numbers(5, 3, 3, 3)), padding=(1, 1), kernel_size=(3, 3))
     y = relay.nn.dense(relay.nn.batch_flatten(relay.nn.relu(y)), relay.const(numbers(11, 315)))
@@ -53,7 +53,7 @@ def test_a_network_saved_and_loaded(webgpu: Device, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.numpy(), result.numpy())
 
 
-def test_sizes_that_only_a_run_knows(webgpu: Device) -> None:
+def test_runtime_sizes(webgpu: Device) -> None:
     x = relay.var("x", shape=(relay.Any(), relay.Any()))
     module = IRModule.from_expr(relay.Function([x], relay.sum(relay.exp(x), axis=1)))
     exe = ekiden.compile(module, {webgpu: "webgpu"})
@@ -101,7 +101,7 @@ def test_indices_are_checked(webgpu: Device) -> None:
     assert messages[0] == messages[1]
 
 
-def test_a_grid_longer_than_a_dimension(webgpu: Device) -> None:
+def test_grid_longer_than_a_dimension(webgpu: Device) -> None:
     """More blocks than a launch may have along one axis are folded."""
     n = 256 * 65535 + 1000  # no smaller one does
     x = relay.var("x", shape=(n,))

@@ -57,7 +57,7 @@ def model_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_is_compiled_and_run_from_the_command_line(
+def test_model_is_compiled_and_run_from_the_command_line(
     model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package, inputs, outputs = (tmp_path / n for n in ("m.tar", "in.npz", "out.npz"))
@@ -76,7 +76,7 @@ def test_a_model_is_compiled_and_run_from_the_command_line(
     np.testing.assert_allclose(np.load(outputs)["output_0"], X.sum(1, keepdims=True).repeat(4, 1))
 
 
-def test_mistakes_are_told_with_exit_code_1(
+def test_errors_exit_with_code_1(
     model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(tmp_path / "none.onnx")]) == 1
@@ -180,7 +180,7 @@ def test_targets_are_parsed_with_their_hosts_and_engines() -> None:
         target_from_cli("llvm", {"opencl": {"max_num_threads": 2}})
 
 
-def test_an_engine_that_only_tvm_has_is_refused(model_path: Path) -> None:
+def test_engine_that_only_tvm_has_is_refused(model_path: Path) -> None:
     assert "ethos-n" in get_codegen_names()
     with pytest.raises(CompileError, match="no code is made for Arm's CMSIS-NN"):
         tvmc.compile(tvmc.load(str(model_path)), "cmsis-nn, llvm")
@@ -260,7 +260,7 @@ def test_relay_programs_are_loaded_from_text_of_any_suffix(tmp_path: Path) -> No
     assert "nn.relu" in model.mod.astext() and model.params == {}
 
 
-def test_texts_of_other_options(tmp_path: Path) -> None:
+def test_other_options_are_parsed(tmp_path: Path) -> None:
     assert tracker_host_port_from_cli("1.2.3.4:91") == ("1.2.3.4", 91)
     assert tracker_host_port_from_cli("1.2.3.4") == ("1.2.3.4", 9090)
     assert tracker_host_port_from_cli("") == (None, None)
@@ -305,7 +305,7 @@ def test_hostile_packages_are_refused(
         tvmc.TVMCPackage(tmp_path / "a.tar")
 
 
-def test_a_package_that_expands_without_end_is_refused(tmp_path: Path) -> None:
+def test_package_that_expands_without_end_is_refused(tmp_path: Path) -> None:
     """A member says two gigabytes, of which a packed archive needs two megabytes."""
     member = tarfile.TarInfo("mod.so")
     member.size = 2 << 30

@@ -61,7 +61,7 @@ def run(exe: ekiden.Executable, x: Array) -> Array:
 
 
 @pytest.mark.quick
-def test_a_loaded_model_gives_the_same_results(exe: ekiden.Executable, saved: Path) -> None:
+def test_loaded_model_gives_the_same_results(exe: ekiden.Executable, saved: Path) -> None:
     loaded = ekiden.load(saved)
     assert (loaded.inputs, loaded.outputs) == (exe.inputs, exe.outputs)
     assert loaded.disassemble() == exe.disassemble()
@@ -125,7 +125,7 @@ def test_bytes_after_the_end_are_refused(saved: Path) -> None:
     "content",
     [b"", b"\x7fELF" + bytes(500), b"PK\x03\x04" + bytes(64), b"text\n" * 99, bytes(4096)],
 )
-def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_non_artifact_files_are_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "foreign.eki").write_bytes(content)
     with pytest.raises(ekiden.LoadError):
         ekiden.load(tmp_path / "foreign.eki")
@@ -186,7 +186,7 @@ def _differs_only_in_padding(whole: bytes, changed: bytes) -> bool:
     return all(whole[max(0, i - 3) : i + 4].count(0) >= 4 for i in differences)
 
 
-def test_a_model_runs_where_no_compiler_can_be_imported(saved: Path, tmp_path: Path) -> None:
+def test_model_runs_where_no_compiler_can_be_imported(saved: Path, tmp_path: Path) -> None:
     x = normal(3, 12)
     np.save(tmp_path / "x.npy", x)
     files = [saved, tmp_path / "x.npy", tmp_path / "y.npy"]
@@ -202,7 +202,7 @@ def unwritable(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.quick
-def test_a_file_that_cannot_be_written_leaves_nothing(
+def test_file_that_cannot_be_written_leaves_nothing(
     exe: ekiden.Executable, unwritable: Path
 ) -> None:
     with pytest.raises(OSError):
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 
 
 @pytest.mark.quick
-def test_a_save_that_fails_keeps_the_old_file(
+def test_save_that_fails_keeps_the_old_file(
     exe: ekiden.Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

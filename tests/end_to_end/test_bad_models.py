@@ -45,7 +45,7 @@ def message(
 
 
 @pytest.mark.slow
-def test_the_good_model_runs_from_each_form(tmp_path: Path) -> None:
+def test_good_model_runs_from_each_form(tmp_path: Path) -> None:
     onnx.save(model(GOOD), tmp_path / "m.onnx")
     x = normal(2, 3)
     expected = np.maximum(x @ normal(3, 4), 0)
@@ -64,7 +64,7 @@ def test_unknown_operators_are_listed_all_at_once() -> None:
     assert "Wobble 'two'" in text
 
 
-def test_a_cycle_names_its_nodes() -> None:
+def test_cycle_names_its_nodes() -> None:
     text = message(
         model(
             [
@@ -79,7 +79,7 @@ def test_a_cycle_names_its_nodes() -> None:
     assert "'second'" in text
 
 
-def test_a_missing_initializer_is_named() -> None:
+def test_missing_initializer_is_named() -> None:
     text = message(model([node("MatMul", "x lost", "y", "product")]))
     assert "'lost'" in text
     assert "'product'" in text

@@ -48,7 +48,7 @@ DOUBLE = """def @double(%x: Tensor[(?, 2), float32]) -> Tensor[(?, 2), float32] 
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_the_result_of_a_call_has_dimensions_of_its_own(rows: int) -> None:
+def test_result_of_a_call_has_dimensions_of_its_own(rows: int) -> None:
     check(
         DOUBLE
         + """def @main(%x: Tensor[(?, 2), float32]) {
@@ -69,7 +69,7 @@ def test_branches_may_have_different_shapes(flag: bool) -> None:
     )
 
 
-def test_a_tensor_grows_in_a_recursion() -> None:
+def test_tensor_grows_in_a_recursion() -> None:
     executable = check(
         """def @grow(%n: int32, %x: Tensor[(?, 2), float32]) -> Tensor[(?, 2), float32] {
              if (equal(%n, 0)) { %x } else {
@@ -83,7 +83,7 @@ def test_a_tensor_grows_in_a_recursion() -> None:
     assert executable(np.array(10, np.int32), floats(0, 2)).shape == (0, 2)
 
 
-def test_a_local_loop_grows_a_tensor() -> None:
+def test_local_loop_grows_a_tensor() -> None:
     check(
         """def @main(%n: int32) {
              let %loop = fn (%i: int32, %st: Tensor[(?, 1), int32]) -> Tensor[(?, 1), int32] {
@@ -139,7 +139,7 @@ def test_fields_of_data_have_dimensions_of_their_own() -> None:
     )
 
 
-def test_a_reference_holds_tensors_of_several_shapes() -> None:
+def test_reference_holds_tensors_of_several_shapes() -> None:
     module = relay.parse(
         DOUBLE
         + """def @main(%x: Tensor[(?, 2), float32]) {
@@ -175,7 +175,7 @@ def test_sizes_that_do_not_fit_name_the_operator_and_the_dimensions() -> None:
         executable(floats(3, 2), floats(5, 2))
 
 
-def test_a_branch_that_is_not_taken_checks_nothing() -> None:
+def test_branch_that_is_not_taken_checks_nothing() -> None:
     executable = ekiden.compile(
         relay.parse(
             """def @main(%x: Tensor[(n,), float32], %y: Tensor[(m,), float32], %c: bool) {

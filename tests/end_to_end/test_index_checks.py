@@ -200,7 +200,7 @@ def test_each_node_of_a_kernel_has_its_name(kind: str) -> None:
         assert str(error.value) == f"Gather '{name}': {text}"
 
 
-def test_an_exported_library_says_the_same(tmp_path: Path) -> None:
+def test_exported_library_says_the_same(tmp_path: Path) -> None:
     path = tmp_path / "model.so"
     ekiden.compile(_embedding()).export_library(path)
     main = runtime.load_module(path)["main"]
@@ -209,7 +209,7 @@ def test_an_exported_library_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_relay_text_is_named_by_its_place(kind: str) -> None:
+def test_relay_text_errors_name_location(kind: str) -> None:
     text = """#[version = "0.0.5"]
     def @main(%x: Tensor[(5), float32], %i: Tensor[(2), int32]) {
       take(%x, %i, axis=0, mode="raise") }"""
@@ -221,7 +221,7 @@ def test_relay_text_is_named_by_its_place(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_modes_of_take_stay(kind: str) -> None:
+def test_take_modes_are_preserved(kind: str) -> None:
     x, i = relay.var("x", shape=(5,)), relay.var("i", shape=(4,), dtype="int64")
     places = _i([-7, -1, 5, 8])
     for mode, expected in (("clip", [0, 0, 4, 4]), ("fast", [0, 0, 4, 4]), ("wrap", [3, 4, 0, 3])):
@@ -248,7 +248,7 @@ def test_nothing_is_written_before_the_check(kind: str) -> None:
     assert not data.any()
 
 
-def test_an_index_that_is_wrong_at_compile_time_fails_when_it_is_used() -> None:
+def test_index_that_is_wrong_at_compile_time_fails_when_it_is_used() -> None:
     table, place = relay.const(TABLE), relay.const(_i([10]))
     c = relay.var("c", shape=(), dtype="bool")
     body = relay.If(c, op.take(table, place, axis=0, mode="raise"), relay.const(TABLE[:1]))

@@ -101,7 +101,7 @@ def test_too_deep_a_recursion_says_which_call(run: Run, monkeypatch: pytest.Monk
     assert str(error.value) == expected
 
 
-def test_a_value_of_another_type_says_where_it_was_used(run: Run) -> None:
+def test_type_confusion_error_names_its_use(run: Run) -> None:
     text = """
     def @main(%l: List[int32], %c: ref(int32)) {
       let %x = ref_read(%c);
@@ -131,7 +131,7 @@ def @main(%c: ref(float32), %by: float32) {
 
 
 @pytest.mark.parametrize("kind", ["vm", "aot"])
-def test_a_cell_is_shared_with_the_caller(kind: str) -> None:
+def test_cell_is_shared_with_the_caller(kind: str) -> None:
     exe = ekiden.compile(relay.parse(COUNTER), executor=kind)
     cell = runtime.Ref(np.float32(1))
     old, same, read = exe(cell, np.float32(2))  # type: ignore[misc]

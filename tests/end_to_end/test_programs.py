@@ -65,7 +65,7 @@ def test_nested_tuples_round_trip() -> None:
     check(function([x], body), (normal(5),))
 
 
-def test_a_recursive_global_function() -> None:
+def test_recursive_global_function() -> None:
     """power(x, n) = 1 if n < 1 else x * power(x, n - 1)"""
     power = relay.GlobalVar("power")
     x, n = relay.var("x", VECTOR), relay.var("n", COUNT)
@@ -89,7 +89,7 @@ def test_a_recursive_global_function() -> None:
     assert deep.numpy().tolist() == [1.0] * 5
 
 
-def test_a_local_function_calls_itself_and_captures() -> None:
+def test_local_function_calls_itself_and_captures() -> None:
     """let f = fn (n) { if n < 1 then x else tanh(f(n - 1)) + x }; f(k)"""
     x, k, n = relay.var("x", VECTOR), relay.var("k", COUNT), relay.var("n", COUNT)
     loop = relay.var("f", relay.FuncType((COUNT,), VECTOR))
@@ -100,7 +100,7 @@ def test_a_local_function_calls_itself_and_captures() -> None:
     check(main, (normal(5), np.int32(0)), (normal(5), np.int32(6)))
 
 
-def test_a_closure_is_returned_and_called() -> None:
+def test_closure_is_returned_and_called() -> None:
     """make(y) gives fn (z) { z * y + x }; a choice picks which one is called."""
     x, t = relay.var("x", VECTOR), relay.var("t", relay.tensor_type((), "bool"))
     y, z = relay.var("y", VECTOR), relay.var("z", VECTOR)
@@ -121,7 +121,7 @@ def _lists() -> tuple[relay.TypeData, relay.Constructor, relay.Constructor]:
     return relay.TypeData(name, (), (nil, cons)), nil, cons
 
 
-def test_a_list_is_built_and_taken_apart() -> None:
+def test_list_is_built_and_taken_apart() -> None:
     """total(list) over a list that is built by a recursive function."""
     data, nil, cons = _lists()
     kind = relay.TypeCall(data.header, ())
@@ -178,7 +178,7 @@ def test_nested_patterns_take_the_first_that_fits() -> None:
     assert run(relay.Call(cons, (op.add(x, x), one))) == -3.0
 
 
-def test_a_chain_of_twenty_thousand_bindings() -> None:
+def test_chain_of_twenty_thousand_bindings() -> None:
     x = relay.var("x", VECTOR)
     body: relay.Expr = x
     for _ in range(20_000):
@@ -200,7 +200,7 @@ def sizes(*names: str) -> list[SizeVar]:
     return [SizeVar(n, "int64") for n in names]
 
 
-def test_symbols_of_the_same_place_are_told_apart() -> None:
+def test_symbols_at_same_position_are_distinct() -> None:
     """The shape functions of (n, m) and (m, n) are two."""
     n, m = sizes("n", "m")
     x = relay.var("x", relay.tensor_type((n, m)))
@@ -209,7 +209,7 @@ def test_symbols_of_the_same_place_are_told_apart() -> None:
     check(function([x], relay.Tuple((turned, back))), (normal(3, 5),), (normal(7, 0),))
 
 
-def test_memory_of_one_symbol_is_not_given_to_another() -> None:
+def test_storages_of_different_symbols_are_not_shared() -> None:
     """Temporaries of n, m and k elements in turn, of very different sizes."""
     params = [relay.var(f"x{i}", relay.tensor_type((s,))) for i, s in enumerate(sizes(*"nmk"))]
     sums: list[relay.Expr] = []
@@ -273,5 +273,5 @@ SYMBOLS = {
 
 
 @pytest.mark.parametrize("text", SYMBOLS.values(), ids=SYMBOLS)
-def test_a_function_finds_its_symbols(text: str) -> None:
+def test_functions_bind_their_symbols(text: str) -> None:
     check(relay.parse(text), *((normal(n, 2),) for n in (0, 1, 5)))

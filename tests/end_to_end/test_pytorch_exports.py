@@ -69,7 +69,7 @@ def test_full_size_exports_match_pytorch(name: str) -> None:
     check(example, ekiden.compile(model))
 
 
-def test_what_onnx_runtime_makes_of_an_export_agrees_too(tmp_path: Path) -> None:
+def test_onnxruntime_agrees_on_exports(tmp_path: Path) -> None:
     example, model = exported("gpt2")
     path, level = tmp_path / "optimised.onnx", GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     session(model, optimized_model_filepath=str(path), graph_optimization_level=level)

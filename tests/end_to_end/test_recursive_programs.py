@@ -250,7 +250,7 @@ PROGRAMS: dict[str, tuple[str, list[tuple[object, ...]]]] = {
 
 @alike(4)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gives_what_the_interpreter_gives(name: str) -> None:
+def test_program_gives_what_the_interpreter_gives(name: str) -> None:
     text, runs = PROGRAMS[name]
     check(relay.parse(text), *(tuple(map(np.asarray, args)) for args in runs))
 
@@ -283,9 +283,7 @@ def _run(exe: ekiden.Executable, which: int, n: int) -> int:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_million_tail_calls_need_the_memory_of_one(
-    which: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tail_calls_use_constant_memory(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of itself, of two functions in turn, of a closure at the end."""
     monkeypatch.setenv("EKIDEN_MAX_DEPTH", "10")
     exe = ekiden.compile(LOOPS)
@@ -302,12 +300,12 @@ def test_recursion_a_hundred_thousand_deep_and_its_limit(monkeypatch: pytest.Mon
     assert _run(limited, 3, 500) == 500
 
 
-def test_a_list_of_a_million_cells_comes_and_goes() -> None:
+def test_list_of_a_million_cells_round_trips() -> None:
     exe = ekiden.compile(LOOPS)
     assert _run(exe, 4, 1_000_000) == 1_000_000
 
 
-def test_a_long_list_is_a_result_and_an_argument() -> None:
+def test_long_list_is_a_result_and_an_argument() -> None:
     text = (
         LISTS
         + """
@@ -328,7 +326,7 @@ def test_a_long_list_is_a_result_and_an_argument() -> None:
 
 
 @pytest.mark.parametrize("kind", ["debug", "vm", "aot"])
-def test_a_function_comes_back_and_is_called(kind: str) -> None:
+def test_returned_closure_can_be_called(kind: str) -> None:
     module = relay.parse("""
     def @main(%x: float32) {
       let %cell = ref(%x);
@@ -342,7 +340,7 @@ def test_a_function_comes_back_and_is_called(kind: str) -> None:
     assert [float(item.numpy()) for item in (one(), add(np.float32(3))(), one())] == [3.0, 6.0, 3.0]
 
 
-def test_a_function_belongs_to_its_program() -> None:
+def test_function_belongs_to_its_program() -> None:
     give = relay.parse("def @main(%x: float32) { fn (%y: float32) { %y * %x } }")
     take = relay.parse("def @main(%f: fn (float32) -> float32, %x: float32) { %f(%x) }")
     two: Any = ekiden.compile(give)(np.float32(2))
@@ -353,7 +351,7 @@ def test_a_function_belongs_to_its_program() -> None:
         two(np.float32(1), np.float32(2))
 
 
-def test_a_function_that_the_program_gave_is_an_argument() -> None:
+def test_function_that_the_program_gave_is_an_argument() -> None:
     """main(f) gives fn (g) { fn (x) { g(x) + 1 } }; what that gives is taken again."""
     module = relay.parse("""
     def @main(%x: float32) {
@@ -391,7 +389,7 @@ def test_unmatched_case_names_its_location() -> None:
         exe(runtime.ADT(1))
 
 
-def test_a_program_that_was_evaluated_in_part() -> None:
+def test_program_that_was_evaluated_in_part() -> None:
     text = """
     def @power(%n: int32, %x: float32) -> float32 {
       if (%n == 0) { 1f } else { %x * @power(%n - 1, %x) } }

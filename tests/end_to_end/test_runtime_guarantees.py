@@ -54,7 +54,7 @@ def two() -> ekiden.Executable:
 
 @pytest.mark.slow
 @pytest.mark.quick
-def test_a_static_model_allocates_nothing_after_its_first_run(static: ekiden.Executable) -> None:
+def test_static_model_allocates_nothing_after_its_first_run(static: ekiden.Executable) -> None:
     x = runtime.tensor(normal(1, 8, 14, 14))
     static(x)
     before = runtime.allocation_count()
@@ -63,7 +63,7 @@ def test_a_static_model_allocates_nothing_after_its_first_run(static: ekiden.Exe
     assert runtime.allocation_count() == before
 
 
-def test_a_real_model_allocates_nothing_after_its_first_run() -> None:
+def test_real_model_allocates_nothing_after_its_first_run() -> None:
     """The executable is this test's own: a shared one had its first run elsewhere, and what that
     put aside for a held result may have been taken since."""
     exe = ekiden.Executable(compiled_light("squeezenet").raw)
@@ -77,7 +77,7 @@ def test_a_real_model_allocates_nothing_after_its_first_run() -> None:
 
 
 @pytest.mark.quick
-def test_results_stay_while_they_are_held(dense: ekiden.Executable) -> None:
+def test_live_results_are_not_overwritten(dense: ekiden.Executable) -> None:
     inputs = [normal(n % 7, 12, seed=n) for n in range(40)]
     results = [one(dense(x)) for x in inputs]
     for x, actual in zip(inputs, results, strict=True):
@@ -114,7 +114,7 @@ def test_threads_run_separate_executables(dense: ekiden.Executable) -> None:
 
 
 @pytest.mark.quick
-def test_an_input_as_output_is_not_written_by_later_runs() -> None:
+def test_input_as_output_is_not_written_by_later_runs() -> None:
     """The result of an echo holds what was given, however it is passed on."""
     x = relay.var("x", relay.tensor_type((4,)))
     exe = compiled([x], relay.Tuple((x, op.add(x, relay.const(1.0)), x)))
@@ -141,7 +141,7 @@ def test_returned_input_outlives_the_argument() -> None:
 
 
 @pytest.mark.quick
-def test_a_constant_as_output_survives_the_executable() -> None:
+def test_constant_as_output_survives_the_executable() -> None:
     x = relay.var("x", relay.tensor_type((2,)))
     exe = compiled([x], relay.Tuple((relay.const(np.arange(6, dtype=np.float32)), op.tanh(x))))
     result = exe(normal(2))
@@ -152,7 +152,7 @@ def test_a_constant_as_output_survives_the_executable() -> None:
 
 
 @pytest.mark.quick
-def test_a_constant_as_output_cannot_be_changed_by_the_user() -> None:
+def test_constant_as_output_cannot_be_changed_by_the_user() -> None:
     x = relay.var("x", relay.tensor_type((2,)))
     exe = compiled([x], relay.Tuple((relay.const(np.zeros(6, np.float32)), x)))
     result = exe(normal(2))
@@ -232,7 +232,7 @@ def message(exe: ekiden.Executable, *args: object, **named: object) -> str:
 
 
 @pytest.mark.quick
-def test_wrong_input_is_told_word_for_word(two: ekiden.Executable) -> None:
+def test_wrong_input_messages(two: ekiden.Executable) -> None:
     x, y = normal(3, 4), normal(3, 1)
     assert message(two) == "run: expected 2 inputs ('x', 'y'), got 0"
     assert message(two, x) == "run: expected 2 inputs ('x', 'y'), got 1"
@@ -259,7 +259,7 @@ def test_non_array_input_is_an_input_error(two: ekiden.Executable, junk: object)
 
 
 @pytest.mark.quick
-def test_a_refused_run_changes_nothing(two: ekiden.Executable) -> None:
+def test_refused_run_has_no_effects(two: ekiden.Executable) -> None:
     message(two, normal(3, 4), normal(5, 1))
     x, y = normal(3, 4), normal(3, 1, seed=2)
     np.testing.assert_array_equal(one(two(x, y)), x + y)
@@ -297,7 +297,7 @@ def _bytes(exe: ekiden.Executable, feed: dict[str, Array]) -> list[bytes]:
     return [t.numpy().tobytes() for t in (result if isinstance(result, tuple) else (result,))]
 
 
-def test_dimensions_that_a_model_forces_equal() -> None:
+def test_implied_dimension_equalities_are_checked() -> None:
     entry = cached_model("deepcut")
     exe = compiled_entry(entry)
     feed = entry.feed(entry.cases[0])

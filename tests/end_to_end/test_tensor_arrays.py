@@ -107,7 +107,7 @@ def test_tensor_arrays_run_compiled(build: Build, wanted: list) -> None:
         np.testing.assert_allclose(result, np.array(want, np.float32))
 
 
-def test_a_static_tensor_array_is_stacked() -> None:
+def test_static_tensor_array_is_stacked() -> None:
     module = ekiden.IRModule()
     prelude = Prelude(module)
     StaticTensorArrayOps(prelude, "float32", (2,)).register()

@@ -109,7 +109,7 @@ def size(result: onnx.ModelProto) -> int:
     return len(artifact.getvalue())
 
 
-def test_layers_under_a_mask_of_foreign_names_grow_by_what_they_hold() -> None:
+def test_masked_layer_extents_grow_linearly() -> None:
     """Of 48 layers each adds the same: the extent of a residual is that of the one before."""
 
     def masked(layers: int) -> onnx.ModelProto:
@@ -122,14 +122,14 @@ def test_layers_under_a_mask_of_foreign_names_grow_by_what_they_hold() -> None:
 
 @pytest.mark.parametrize("mask", [(3, 1, 1, 5), (1, 1, 1, 5), (3, 1, 1, 1), (1, 1, 1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_masks_broadcast_as_they_come(batch: int, mask: tuple[int, ...]) -> None:
+def test_masks_broadcast(batch: int, mask: tuple[int, ...]) -> None:
     graph_model = model(3, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
     random = np.random.default_rng(2)
     x = random.standard_normal((batch, 5, WIDTH)).astype(np.float32)
     run(graph_model, x=x, mask=random.standard_normal(mask).astype(np.float32))
 
 
-def test_a_mask_that_fits_nothing_is_refused() -> None:
+def test_incompatible_mask_is_refused() -> None:
     graph_model = model(2, ONE_MASK, x=["b", "s", WIDTH], mask=["bm", 1, 1, "sm"])
     with pytest.raises(ekiden.EkidenError):
         ekiden.compile(graph_model)(
@@ -137,7 +137,7 @@ def test_a_mask_that_fits_nothing_is_refused() -> None:
         )
 
 
-def test_layers_with_masks_of_their_own_names_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extents_of_layers_with_own_masks_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extent is one of 7 sizes, which is bound to a symbol before it is written out: one that
     only the run knows.
     """
@@ -157,14 +157,14 @@ def test_layers_with_masks_of_their_own_names_stay_short(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_reshapes_that_merge_named_axes_grow_by_what_they_hold(heads: str) -> None:
+def test_merged_axis_extents_grow_linearly(heads: str) -> None:
     """b * select(b * s == 1, s, b * s) and so on, each of the one before."""
     few, many = (extents(model(n, attention(heads, None), x=["b", "s", WIDTH])) for n in (6, 18))
     assert many < 3 * few + 12 * 30 * MAX_EXTENT_NODES
     run(model(6, attention(heads, None), x=["b", "s", WIDTH]), x=X)
 
 
-def test_a_residual_of_two_names_has_one_extent() -> None:
+def test_residual_of_two_names_has_one_extent() -> None:
     def layer(nodes: Nodes, z: str, p: str) -> str:
         for op, inputs, output in (
             ("Add", [z, "y0"], "a"),
@@ -185,7 +185,7 @@ def test_a_residual_of_two_names_has_one_extent() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(3, 1), (1, 3), (3, 3)])
-def test_batches_of_products_broadcast_where_only_the_run_knows(left: int, right: int) -> None:
+def test_batch_matmul_broadcasts_at_run_time(left: int, right: int) -> None:
     nodes = [helper.make_node("MatMul", ["x", "k"], ["z"]), helper.make_node("Relu", ["z"], ["y"])]
     inputs = [of("x", 1, ["a", "b", 4]), of("k", 1, ["g", 4, 4])]
     graph = helper.make_graph(nodes, "g", inputs, [of("y", 1, None)])

@@ -282,7 +282,7 @@ def test_jax_import_errors_name_the_cause() -> None:
         told(message, call)
 
 
-def test_a_program_of_jax_for_several_platforms() -> None:
+def test_program_of_jax_for_several_platforms() -> None:
     jax = pytest.importorskip("jax", reason="the package jax is not installed")
     x = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
     program = jax.export.export(jax.jit(jax.numpy.sin), platforms=["cuda", "cpu"])(x)

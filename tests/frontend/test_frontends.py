@@ -42,7 +42,7 @@ def modules_after(program: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_table_and_the_driver_import_no_framework() -> None:
+def test_frontend_table_imports_no_framework() -> None:
     program = (
         "import ekiden, ekiden.frontend.registry, ekiden.compiler.build, ekiden.compiler.compile; "
         "from ekiden import relay; relay.frontend"
@@ -131,7 +131,7 @@ def test_folders_without_models_are_refused(
         ekiden.compile(tmp_path)
 
 
-def test_a_part_of_a_model_names_its_folder(tmp_path: Path) -> None:
+def test_model_fragment_names_its_folder(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ImportModelError, match=f"give the folder, '{tmp_path}'$"):
         ekiden.compile(tmp_path / "saved_model.pb")
@@ -153,7 +153,7 @@ def text_of_program() -> str:
     return ekiden.IRModule.from_expr(relay.Function([x], added)).astext()
 
 
-def test_a_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
+def test_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
     text = text_of_program()
     (tmp_path / "m.relay").write_text(text)
     assert (
@@ -217,7 +217,7 @@ def test_frontend_is_found_by_content_and_marker_files(
 
 
 @pytest.mark.slow
-def test_options_that_a_row_does_not_honour_are_refused() -> None:
+def test_unsupported_frontend_options_are_refused() -> None:
     with pytest.raises(CompileError) as caught:
         ekiden.compile(model(), dynamic_shapes={"x": 3})
     assert str(caught.value) == "compile: an ONNX model takes no 'dynamic_shapes'; it takes 'shape'"
@@ -301,7 +301,7 @@ def test_missing_converter_package_gives_the_pip_command(
     assert result == message
 
 
-def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
+def test_broken_package_error_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tmp_path, "odd_jax", "raise SystemExit(3)", "1.1")
@@ -323,7 +323,7 @@ def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
     ("paddle.nn", "Layer", "by paddle2onnx.export"),
     ("flax.linen.module", "Module", "lambda x: module.apply"),
 ])  # fmt: skip
-def test_models_of_other_libraries_are_told_what_converts_them(
+def test_foreign_models_name_their_converter(
     top: str, cls: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -337,7 +337,7 @@ def test_models_of_other_libraries_are_told_what_converts_them(
     assert rest.startswith("  pip install ") == text.startswith("by ")
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ImportModelError, match=r"import '.*': it is a folder, in which there is no"
     ):

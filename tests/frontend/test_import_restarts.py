@@ -140,7 +140,7 @@ def symbols_of(function: Function) -> set[SizeVar]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_attempts_share_no_symbols(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import is begun again at each of its questions to the facts, one after the other."""
     same, broadcasts = Scope.require_equal_dims, Scope.require_broadcastable
     asked, stop_at = 0, -1

@@ -42,7 +42,7 @@ def doubled(x: Any) -> Any:  # noqa: ANN401
     return x * 2 + jnp.sum(x)
 
 
-def test_a_path_and_bytes_of_an_artifact(tmp_path: Path) -> None:
+def test_jax_artifact_from_path_and_bytes(tmp_path: Path) -> None:
     (rows,) = export.symbolic_shape("rows")
     transformed = export.export(jax.jit(doubled))(jax.ShapeDtypeStruct((rows, 4), np.float32))
     path = tmp_path / "model.jax"
@@ -60,7 +60,7 @@ def test_dynamic_shapes_are_given_as_text() -> None:
     np.testing.assert_allclose(result(ROW[:2]).numpy(), doubled(ROW[:2]), rtol=1e-6)
 
 
-def test_a_size_that_is_computed_from_a_symbol() -> None:
+def test_size_that_is_computed_from_a_symbol() -> None:
     result = ekiden.compile(lambda x: x.reshape(2, -1).sum(0), (ROW,), dynamic_shapes="(2*k, 4)")
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     np.testing.assert_array_equal(result(x).numpy(), x.reshape(2, -1).sum(0))
@@ -191,12 +191,12 @@ def test_nan_in_sort_and_top_k_match_jax() -> None:
         ),
     ],
 )
-def test_what_is_not_supported_is_named(function: Any, message: str) -> None:  # noqa: ANN401
+def test_unsupported_features_are_named(function: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(UnsupportedError, match=message):
         ekiden.compile(function, (ROW,))
 
 
-def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
+def test_errors_name_the_cause(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="function 'doubled': example_inputs are missing"):
         ekiden.compile(doubled)
     with pytest.raises(ImportModelError, match=r"function 'doubled': jax\.export: "):

@@ -46,7 +46,7 @@ def test_without_settings_keras_computes_with_tensorflow(unloaded: pytest.Monkey
     assert row.name == "tensorflow"
 
 
-def test_a_backend_without_a_frontend_is_named(unloaded: pytest.MonkeyPatch) -> None:
+def test_backend_without_a_frontend_is_named(unloaded: pytest.MonkeyPatch) -> None:
     unloaded.setenv("KERAS_BACKEND", "numpy")
     with pytest.raises(ImportModelError, match="Keras computes with 'numpy'; set KERAS_BACKEND"):
         find_frontend(Model())

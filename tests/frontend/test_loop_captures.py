@@ -108,7 +108,7 @@ def test_loop_invariant_captures_are_computed_once(kind: str) -> None:
     assert any(counted[n] for n in expected)
 
 
-def test_what_a_branch_inside_of_the_loop_captures_is_computed_once() -> None:
+def test_captures_of_inner_branch_are_hoisted() -> None:
     """Also where it may be refused, as the model computes it outside."""
     taken = helper.make_graph(ADDED, "taken", [], [of("after", FLOAT, [ROWS, ROWS])])
     other = helper.make_graph(
@@ -124,7 +124,7 @@ def test_what_a_branch_inside_of_the_loop_captures_is_computed_once() -> None:
     assert calls(graph_model)["take"] == 1
 
 
-def test_loops_after_loops_take_the_sum_of_their_turns() -> None:
+def test_consecutive_loops_take_linear_time() -> None:
     """Each reads the one before; their product would be 7^4 iterations."""
     nodes: Nodes = []
     for number in range(4):
@@ -135,7 +135,7 @@ def test_loops_after_loops_take_the_sum_of_their_turns() -> None:
     assert calls(graph_model)["less"] == 5 * (TURNS + 1)
 
 
-def test_an_inner_loop_captures_from_the_body_around_it() -> None:
+def test_inner_loop_captures_from_the_body_around_it() -> None:
     """A value of the outer iteration is computed once in it, one from outside once in all."""
     inner = body([node("Add", ["u", "own"], ["a"]), node("Add", ["a", "big"], ["after"])], "u", "c")
     nodes = [
@@ -148,7 +148,7 @@ def test_an_inner_loop_captures_from_the_body_around_it() -> None:
     assert (counted["topk"], counted["nn.softmax"] + counted["softmax"]) == (1, TURNS)
 
 
-def test_a_value_that_is_carried_unchanged_is_captured() -> None:
+def test_unchanged_loop_state_becomes_captured() -> None:
     shape = [ROWS, ROWS]
     nodes = [
         node("TopK", ["w", "k"], ["big", "at"]),

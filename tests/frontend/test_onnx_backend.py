@@ -44,13 +44,13 @@ def test_run_node_runs_one_operator() -> None:
     np.testing.assert_array_equal(result, a + b)
 
 
-def test_outputs_go_by_name() -> None:
+def test_outputs_are_returned_by_name() -> None:
     node = helper.make_node("Split", ["x"], ["left", "right"], axis=0, num_outputs=2)
     result = onnx_backend.run_node(node, {"x": np.arange(4, dtype=np.float32)})
     np.testing.assert_array_equal(result.right, [2, 3])
 
 
-def test_an_input_that_decides_the_rank_is_fixed_by_value() -> None:
+def test_rank_determining_input_is_specialized() -> None:
     rep = onnx_backend.prepare(_reduce_model())
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     for axis in (0, 1, 0):
@@ -158,7 +158,7 @@ def opencl() -> None:
 
 
 @pytest.mark.parametrize("part", [163, 326])
-def test_a_sample_of_node_tests_passes_on_opencl(opencl: None, part: int) -> None:
+def test_sample_of_node_tests_passes_on_opencl(opencl: None, part: int) -> None:
     check("node", part, 489, "OPENCL")
 
 
@@ -176,5 +176,5 @@ def test_model_tests_pass(kind: str, one_of: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["node", "simple", "pytorch-converted", "pytorch-operator"])
-def test_the_table_has_every_test(kind: str) -> None:
+def test_table_has_every_test(kind: str) -> None:
     assert list(tables()[kind]) == [name for name, _ in cases(kind)]

@@ -91,7 +91,7 @@ def test_qlinear_conv_matches_exact_integers(last: bool, per_channel: bool) -> N
     check_levels(model, feed, exact.transpose(0, 2, 3, 1) if last else exact, "uint8")
 
 
-def test_a_convolution_between_quantised_tensors_saturates_nothing() -> None:
+def test_convolution_between_quantised_tensors_saturates_nothing() -> None:
     """Bytes of all sizes, of which pairs of products do not fit int16: as many channels as ONNX
     Runtime's kernels take, whose results are up to eleven levels away without VNNI."""
     levels, weight = some_bytes(1, 32, 6, 6), some_bytes(8, 32, 3, 3, seed=1, dtype=np.int8)

@@ -235,7 +235,7 @@ def test_attention_with_values_of_another_width() -> None:
 
 @pytest.mark.parametrize("length", [0, 3, 7])
 @pytest.mark.parametrize("executor", ["vm", pytest.param("aot", marks=pytest.mark.long)])
-def test_attention_whose_past_and_present_share_a_buffer(length: int, executor: str) -> None:
+def test_attention_with_shared_past_present_buffer(length: int, executor: str) -> None:
     """As with a past of so many keys alone; ONNX Runtime's kernel of CPUs has no shared buffers."""
     x, weights, bias = normal(2, 1, 8), normal(8, 24, seed=5), normal(24, seed=6)
     buffer, mask = normal(2, 2, 2, 8, 4, seed=7), np.ones((2, length + 1), np.int32)
@@ -254,7 +254,7 @@ def test_attention_whose_past_and_present_share_a_buffer(length: int, executor: 
     np.testing.assert_allclose(present.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_attention_whose_shared_buffer_is_full_ends_the_run() -> None:
+def test_full_past_present_buffer_is_an_error() -> None:
     inputs = [normal(2, 1, 8), normal(8, 24), normal(24), None, normal(2, 2, 2, 4, 4), None]
     for length, is_refused in ((np.array(4, np.int32), False), (None, True)):
         model, feed = contrib_model(
@@ -273,7 +273,7 @@ def test_multi_head_attention() -> None:
     check("MultiHeadAttention", inputs, num_heads=2)
 
 
-def test_packed_keys_and_values_are_those_beside_each_other() -> None:
+def test_packed_kv_equals_separate_kv() -> None:
     q, k, v = (normal(2, 3, 2, 4, seed=s) for s in range(3))
     flat = [t.reshape(2, 3, 8) for t in (q, k, v)]
     expected = found("MultiHeadAttention", flat, num_heads=2)
@@ -354,9 +354,7 @@ def test_group_query_attention_of_rows_of_different_lengths() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"causal": 0}, {"local_window_size": 2}])
 @pytest.mark.parametrize("room", [0, 6])
-def test_group_query_attention_of_prompts_with_padding_behind(
-    room: int, options: dict[str, int]
-) -> None:
+def test_group_query_attention_with_right_padding(room: int, options: dict[str, int]) -> None:
     inputs = group_inputs(3, 0, room, [3, 2])
     more = {"num_heads": 4, "kv_num_heads": 2, **options}
     check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, **more)

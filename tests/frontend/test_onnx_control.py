@@ -117,7 +117,7 @@ def test_branches_of_different_shapes() -> None:
     check(graph_model, c=False, x=normal(2, 3))
 
 
-def test_a_known_condition_takes_one_branch() -> None:
+def test_constant_condition_imports_one_branch() -> None:
     squeeze = branch("Squeeze", "x zero")
     nodes = [
         node("Shape", "x", "s"),
@@ -276,7 +276,7 @@ def test_loop_ends_by_its_condition() -> None:
         check(graph_model, n=n, c=c, x0=np.zeros(2, np.float32))
 
 
-def test_a_carried_value_grows() -> None:
+def test_carried_value_grows() -> None:
     step = [node("Identity", "go", "go_out"), node("Concat", "x w", "x_out", axis=0)]
     graph_model = model(
         [
@@ -311,7 +311,7 @@ def test_nested_loops() -> None:
     check(graph_model, n=2, c=True, x0=normal(2), w=normal(2, seed=1))
 
 
-def test_a_loop_with_a_branch_that_uses_its_number() -> None:
+def test_loop_branch_uses_iteration_number() -> None:
     step = [
         node("Identity", "go", "go_out"),
         node("Equal", "i one", "first"),
@@ -333,7 +333,7 @@ def test_a_loop_with_a_branch_that_uses_its_number() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_loop_of_known_length_may_change_the_rank(shape: Shape) -> None:
+def test_loop_of_known_length_may_change_the_rank(shape: Shape) -> None:
     step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
     step.append(node("ReduceSum", "x", "total", keepdims=0))
     graph_model = model(
@@ -350,7 +350,7 @@ def test_a_loop_of_known_length_may_change_the_rank(shape: Shape) -> None:
     np.testing.assert_allclose(totals.numpy(), [feed["x0"].sum()] * 3, rtol=1e-6)
 
 
-def test_a_body_may_take_its_number_as_a_vector() -> None:
+def test_loop_body_iteration_number_may_be_a_vector() -> None:
     """As older exporters declare it; also the condition."""
     body = graph(
         [
@@ -385,7 +385,7 @@ def test_branches_of_different_dtypes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_slice_whose_bounds_come_in_any_number(count: int) -> None:
+def test_slice_bounds_of_any_length(count: int) -> None:
     """Without axes they are those of the first ones; more than there are end the run."""
     graph_model = model(
         [node("Slice", "x starts ends", "y")],
@@ -423,7 +423,7 @@ def test_scan_matches_reference(direction: int, axis: int) -> None:
     compare_compiled(graph_model, {"s0": normal(2, seed=1), "xs": xs})
 
 
-def test_many_iterations_are_a_loop_not_a_copy() -> None:
+def test_long_scan_is_not_unrolled() -> None:
     body = counting([*ADD, node("Mul", "x_out x", "y")], "x", "y")
     graph_model = model(
         [node("Loop", "n c x0", "x ys", body=body)],

@@ -44,7 +44,7 @@ def test_normalisation_parameters_may_be_inputs(name: str, known: str) -> None:
     agree([node(name, inputs, **attributes)], feed, weights, opset, True)
 
 
-def test_one_channel_of_a_scale_whose_extent_has_a_name() -> None:
+def test_single_channel_scale_of_symbolic_extent() -> None:
     feed = {"x": X[:, :1], "s": positive(1)}
     weights = {k: positive(1, seed=at) for at, k in enumerate("bmv")}
     agree([node("BatchNormalization", "x s b m v")], feed, weights, 15, True)
@@ -58,7 +58,7 @@ def test_group_normalisation_of_any_number_of_channels(opset: int) -> None:
     agree([node("GroupNormalization", "x s b", num_groups=2)], feed, None, opset, True)
 
 
-def test_a_layer_normalisation_by_one_scale() -> None:
+def test_layer_normalisation_by_one_scale() -> None:
     for symbolic in (False, True):
         feed = {"x": X, "s": positive(1)}
         agree([node("LayerNormalization", "x s")], feed, None, 17, symbolic)

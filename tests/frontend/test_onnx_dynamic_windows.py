@@ -100,7 +100,7 @@ def test_antialiased_resize_of_dynamic_extents(outside: int, by: str, mode: str)
 @share(3)
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_aspect_ratios_of_sizes_that_come_at_run_time(mode: str, policy: str) -> None:
+def test_aspect_ratio_policies_with_runtime_sizes(mode: str, policy: str) -> None:
     attributes = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [3, 2]}
     for size in SIZES[:3]:
         resize = node("Resize", "x - - s", **attributes)

@@ -70,7 +70,7 @@ def test_every_unsupported_node_is_listed_once() -> None:
     )
 
 
-def test_values_that_turn_out_unsupported_are_listed_together() -> None:
+def test_unsupported_values_are_listed_together() -> None:
     model = raw_model(
         [
             node("ReduceSum", "x shape", "a", name="one", keepdims=0),
@@ -91,7 +91,7 @@ def test_values_that_turn_out_unsupported_are_listed_together() -> None:
 
 
 @pytest.mark.parametrize("source", ["x", "table"])
-def test_a_reshape_knows_no_numbers_below_minus_one(source: str) -> None:
+def test_reshape_refuses_extents_below_minus_one(source: str) -> None:
     """They have a meaning in Relay, whose operator it becomes."""
     weights = {"shape": ints(0, -2), "table": ints(1, 2, 3).reshape(1, 3)}
     model = raw_model([node("Reshape", f"{source} shape", "y", name="view")], weights=weights)
@@ -101,7 +101,7 @@ def test_a_reshape_knows_no_numbers_below_minus_one(source: str) -> None:
 
 
 @pytest.mark.parametrize("opset", [0, 99])
-def test_an_opset_outside_the_range_is_refused(opset: int) -> None:
+def test_opset_outside_the_range_is_refused(opset: int) -> None:
     model = raw_model([node("Relu", "x", "y")], opset=opset)
     assert (
         message(model, UnsupportedError)
@@ -110,7 +110,7 @@ def test_an_opset_outside_the_range_is_refused(opset: int) -> None:
     )
 
 
-def test_a_file_of_a_later_format_is_refused() -> None:
+def test_file_of_a_later_format_is_refused() -> None:
     model = raw_model([node("Relu", "x", "y")])
     model.ir_version = 99
     assert message(model, UnsupportedError) == (
@@ -119,14 +119,14 @@ def test_a_file_of_a_later_format_is_refused() -> None:
     )
 
 
-def test_an_operator_older_than_its_converter_is_refused() -> None:
+def test_operator_older_than_its_converter_is_refused() -> None:
     model = raw_model([node("Range", "x x x", "y")], opset=7)
     assert message(model, UnsupportedError) == (
         "import model: 1 node is not supported\n  Range 'y': opset 7 is not supported; expected 11 or newer"
     )
 
 
-def test_a_cycle_is_reported_with_its_nodes() -> None:
+def test_cycle_is_reported_with_its_nodes() -> None:
     model = raw_model(
         [node("Add", "x c", "a", name="first"), node("Relu", "a", "b", name="second"), node("Neg", "b", "c", name="third"),
          node("Relu", "b", "y")]
@@ -141,7 +141,7 @@ def test_nodes_may_come_in_any_order() -> None:
     assert from_onnx(model).attrs["output_names"] == ("y",)
 
 
-def test_a_missing_initializer_is_named_with_its_reader() -> None:
+def test_missing_initializer_is_named_with_its_reader() -> None:
     model = raw_model([node("Gemm", "x w b", "y", name="fc")])
     assert message(model) == (
         "import model: expected an initializer, input or node for each tensor; "
@@ -149,7 +149,7 @@ def test_a_missing_initializer_is_named_with_its_reader() -> None:
     )
 
 
-def test_an_output_that_is_not_made_is_named() -> None:
+def test_output_that_is_not_made_is_named() -> None:
     assert message(raw_model([node("Relu", "x", "y")], outputs="y z")) == (
         "import model: expected an initializer, input or node for each tensor; missing: 'z', output of the model"
     )
@@ -163,7 +163,7 @@ def test_names_made_twice_are_reported() -> None:
     )
 
 
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "photo.onnx"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
     assert message(path) == (
@@ -172,7 +172,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.onnx"
     assert (
         message(path)
@@ -190,13 +190,13 @@ def test_every_prefix_of_a_model_is_refused() -> None:
             from_onnx(whole[:length])
 
 
-def test_a_weight_with_too_few_bytes_is_refused() -> None:
+def test_weight_with_too_few_bytes_is_refused() -> None:
     model = raw_model([node("Gemm", "x w", "y")], weights={"w": normal(3, 2)})
     model.graph.initializer[0].raw_data = b"1234"
     assert message(model).startswith("import model: initializer 'w' is broken: ")
 
 
-def test_an_element_type_that_is_not_supported_is_named() -> None:
+def test_element_type_that_is_not_supported_is_named() -> None:
     model = raw_model([node("Identity", "x", "y")])
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
     assert (
@@ -205,27 +205,27 @@ def test_an_element_type_that_is_not_supported_is_named() -> None:
     )
 
 
-def test_a_type_error_names_the_node() -> None:
+def test_type_error_names_the_node() -> None:
     model = raw_model([node("Add", "x w", "y", name="sum")], weights={"w": normal(5)})
     assert message(model).startswith(
         "import model: Add 'sum': add: shapes (2, 3) and (5,) do not broadcast"
     )
 
 
-def test_a_shape_for_an_input_that_is_not_there_is_refused() -> None:
+def test_shape_for_an_input_that_is_not_there_is_refused() -> None:
     with pytest.raises(ImportModelError) as caught:
         from_onnx(raw_model([node("Relu", "x", "y")]), shape={"z": [1]})
     assert str(caught.value) == "import model: shape is given for 'z'; the inputs are 'x'"
 
 
-def test_an_input_without_a_shape_asks_for_one() -> None:
+def test_input_without_a_shape_asks_for_one() -> None:
     model = raw_model([node("Relu", "x", "y")])
     model.graph.input[0].type.tensor_type.ClearField("shape")
     assert message(model) == "import model: input 'x' has no shape; give one with shape={'x': ...}"
     assert from_onnx(model, shape={"x": [2, "n"]}).attrs["input_names"] == ("x",)
 
 
-def test_a_default_attribute_that_is_unknown_to_the_converter_is_accepted() -> None:
+def test_default_attribute_that_is_unknown_to_the_converter_is_accepted() -> None:
     model = graph_model([node("Softmax", "x", "y", axis=-1)], {"x": normal(2, 3)}, ["y"])
     model.graph.node[0].attribute.extend(node("Dropout", "", "", seed=1).attribute)
     assert "unknown attribute 'seed'; supported are axis" in message(model, UnsupportedError)
@@ -235,7 +235,7 @@ def test_a_default_attribute_that_is_unknown_to_the_converter_is_accepted() -> N
     from_onnx(graph_model([resize], feed, ["y"], weights, opset=18))
 
 
-def test_sides_of_a_product_are_named_as_the_model_has_them() -> None:
+def test_matmul_error_uses_model_names() -> None:
     built_model = graph_model([node("MatMul", "x w", "y", name="proj")], {"x": normal(2, 5)}, ["y"])
     built_model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3), "w"))
     with pytest.raises(ImportModelError) as caught:

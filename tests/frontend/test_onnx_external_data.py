@@ -202,7 +202,7 @@ def test_unsafe_external_locations_are_refused(
         import_onnx(path)
 
 
-def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "w.bin").write_bytes(b"1")
     (tmp_path / "linked").symlink_to("a")
@@ -234,14 +234,14 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
     assert external_data.open_below(str(tmp_path / "none"), "w.bin") is None
 
 
-def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:
+def test_imported_module_is_independent_of_its_files(tmp_path: Path) -> None:
     module = import_onnx(saved(tmp_path, LARGE)).to_module()
     os.truncate(tmp_path / "w.bin", 0)
     assert largest(module).flags.aligned
     np.testing.assert_array_equal(largest(module), numbers(LARGE))
 
 
-def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_file_truncated_during_import_is_an_error(tmp_path: Path) -> None:
     path = saved(tmp_path, LARGE)
     with mapped_files.allow_mapped_borrowing() as files:
         module = import_onnx(path).to_module()
@@ -253,7 +253,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [os.unlink, lambda path: os.truncate(path, 100_000)])
-def test_a_first_answer_stands_whatever_becomes_of_the_file(
+def test_compiled_model_is_independent_of_its_file(
     how: Callable[[Path], object], tmp_path: Path
 ) -> None:
     exe = ekiden.compile(saved(tmp_path, 5000, LARGE), tier="quick")

@@ -58,7 +58,7 @@ def test_functions_call_functions() -> None:
     assert {o.name: o.implementation_kind for o in survey(result).operators} == {"Norm": "function"}
 
 
-def test_a_function_has_attributes_and_a_version_of_its_own() -> None:
+def test_function_has_attributes_and_a_version_of_its_own() -> None:
     inner = node("Softmax", "x", "y")  # of opset 11: over all axes from 1
     inner.attribute.append(
         onnx.AttributeProto(name="axis", ref_attr_name="at", type=onnx.AttributeProto.INT)
@@ -71,7 +71,7 @@ def test_a_function_has_attributes_and_a_version_of_its_own() -> None:
     np.testing.assert_allclose(result.reshape(2, -1).sum(1), 1, rtol=1e-5)
 
 
-def test_a_function_is_called_in_a_branch_and_has_branches() -> None:
+def test_function_is_called_in_a_branch_and_has_branches() -> None:
     choose = function(
         "Choose",
         [node("If", "c", "y", then_branch=branch("Neg", "x"), else_branch=branch("Abs", "x", "s"))],
@@ -101,7 +101,7 @@ def test_what_is_not_supported_inside_a_function_is_listed() -> None:
         from_onnx(result)
 
 
-def test_an_operator_is_registered_from_python() -> None:
+def test_operator_is_registered_from_python() -> None:
     graph_model = model([own("Scale", "x", "y", factor=3.0)], [value("x", FLOAT, ["n"])], "y")
     graph_model.opset_import.append(helper.make_opsetid(OWN, 1))
     with pytest.raises(UnsupportedError, match="Scale 'y': unknown operator"):
@@ -121,7 +121,7 @@ def test_an_operator_is_registered_from_python() -> None:
         del CONVERTER_TABLE[OWN, "Scale"]
 
 
-def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
+def test_external_weights_of_a_function(tmp_path: Path) -> None:
     graph_model = model(
         [node("MatMul", "x w", "y")], [value("x", FLOAT, [2, 64])], "y", {"w": normal(64, 32)}
     )

@@ -47,7 +47,7 @@ def test_unsupported_gradients_are_refused(xs: list[str], y: str, message: str) 
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_slice_by_data_is_broadcast_and_summed(length: int) -> None:
+def test_runtime_slice_broadcasts_and_sums(length: int) -> None:
     """Its extent is no longer an extent of what it is computed into."""
     nodes = [
         helper.make_node("Slice", ["x", "start", "end"], ["part"]),

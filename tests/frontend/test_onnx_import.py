@@ -36,7 +36,7 @@ def main_of(model: onnx.ModelProto) -> Function:
     return main
 
 
-def test_odd_names_are_kept_beside_clean_ones() -> None:
+def test_original_names_are_kept_beside_sanitized_ones() -> None:
     inputs = {
         "onnx::Flatten_0": normal(2, 3),
         "a/b": normal(2, 3),
@@ -81,7 +81,7 @@ def test_every_expression_names_its_node() -> None:
     assert [str(p.span) for p in main.params] == ["input 'x'"]
 
 
-def test_a_value_used_twice_is_one_expression() -> None:
+def test_value_used_twice_is_one_expression() -> None:
     nodes = [
         node("Split", ["x"], ["a", "b"], axis=1, num_outputs=2),
         node("Mul", ["a", "b"], ["p"]),
@@ -130,7 +130,7 @@ def test_files_bytes_and_models_import_alike(tmp_path: Path) -> None:
         assert from_onnx(source).attrs["input_names"] == ("x",)
 
 
-def test_weights_may_lie_beside_the_model(tmp_path: Path) -> None:
+def test_external_weights_of_a_model(tmp_path: Path) -> None:
     x, w = normal(2, 300), normal(300, 40, seed=1)
     model = graph_model([node("MatMul", ["x", "w"], ["y"])], {"x": x}, ["y"], {"w": w})
     path = tmp_path / "m.onnx"
@@ -140,7 +140,7 @@ def test_weights_may_lie_beside_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_many_nodes_imports() -> None:
+def test_chain_of_many_nodes_imports() -> None:
     count = 5000
     nodes = [node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(count)]
     model = graph_model(nodes, {"t0": normal(2)}, [f"t{count}"])
@@ -164,7 +164,7 @@ def test_functions_of_the_model_are_inlined() -> None:
     )
 
 
-def test_a_model_may_come_through_a_pipe() -> None:
+def test_model_may_come_through_a_pipe() -> None:
     """Its size is not known before it is read."""
     proto = graph_model([node("Relu", ["x"], ["y"])], {"x": normal(2, 3)}, ["y"])
     data = proto.SerializeToString()
@@ -178,7 +178,7 @@ def test_a_model_may_come_through_a_pipe() -> None:
     assert structural_equal(module, from_onnx(data))
 
 
-def test_an_empty_file_is_no_model(tmp_path: Path) -> None:
+def test_empty_file_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "empty.onnx"
     path.write_bytes(b"")
     with pytest.raises(

@@ -198,7 +198,7 @@ def test_declared_sizes_are_not_allocated() -> None:
 # An input that a converter does not read.
 
 
-def test_an_input_that_a_converter_does_not_read_is_refused(
+def test_input_that_a_converter_does_not_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def first(node: OnnxNode) -> Expr:
@@ -303,9 +303,7 @@ WINDOWS = {"x": (1, 2, 6, 6), "w": (2, 2, 3, 3), "o": (1, 18, 4, 4)}
          "'offset' has 4 positions along spatial axis 1, expected 1"),
     ],
 )  # fmt: skip
-def test_numbers_that_contradict_a_shape_are_refused(
-    program: onnx.ModelProto, message: str
-) -> None:
+def test_contradictory_shape_values_are_refused(program: onnx.ModelProto, message: str) -> None:
     """None of them is left out of account, or taken as counted from the end."""
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         from_onnx(program)

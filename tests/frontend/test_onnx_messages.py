@@ -24,7 +24,7 @@ assert onnx.onnx_ml_pb2.ModelProto is onnx.ModelProto
 """
 
 
-def test_a_model_is_read_without_the_package(tmp_path: Path) -> None:
+def test_model_is_read_without_the_package(tmp_path: Path) -> None:
     floats = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy"]
     nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
     weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
@@ -39,7 +39,7 @@ KINDS = [k for k in TensorProto.DataType.values() if k != TensorProto.UNDEFINED]
 
 @pytest.mark.parametrize("raw", [True, False], ids=["raw", "listed"])
 @pytest.mark.parametrize("kind", KINDS, ids=TensorProto.DataType.Name)
-def test_tensors_are_as_the_package_reads_them(kind: int, raw: bool) -> None:
+def test_tensors_equal_the_onnx_package(kind: int, raw: bool) -> None:
     if kind == TensorProto.STRING:
         result = helper.make_tensor("t", kind, [2, 2], [b"a", b"b", b"", b"d"])
     else:

@@ -281,7 +281,7 @@ def test_dropout_in_training_keeps_the_mean() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_told_at_run_time_whether_to_train(training: bool) -> None:
+def test_dropout_training_mode_at_run_time(training: bool) -> None:
     x, message = np.ones(4000, np.float32), np.asarray(training)
     node = helper.make_node("Dropout", ["x", "", "training"], ["y", "mask"])
     model = graph_model([node], {"x": x, "training": message}, ["y", "mask"])
@@ -294,7 +294,7 @@ def test_dropout_is_told_at_run_time_whether_to_train(training: bool) -> None:
     ("mode", "more"),
     [("nearest", {}), ("linear", {"extrapolation_value": 3.0}), ("cubic", {"exclude_outside": 1})],
 )
-def test_the_region_of_a_resize_comes_at_run_time(mode: str, more: dict[str, float]) -> None:
+def test_resize_roi_at_run_time(mode: str, more: dict[str, float]) -> None:
     region = np.array([0.4, 0.6, 0.6, 1.2], np.float32)  # the second axis first
     check_node(
         "Resize", [normal(1, 2, 5, 6), region, None, ints(3, 4)], opset=18, constants=(3,),
@@ -303,14 +303,14 @@ def test_the_region_of_a_resize_comes_at_run_time(mode: str, more: dict[str, flo
     )  # fmt: skip
 
 
-def test_frequencies_of_mel_weights_come_at_run_time() -> None:
+def test_mel_weight_frequencies_at_run_time() -> None:
     hertz = [np.array(8000), np.array(100.0, np.float32), np.array(3000.0, np.float32)]
     check_node(
         "MelWeightMatrix", [np.array(5), np.array(32), *hertz], constants=(0, 1), reference=True
     )
 
 
-def test_the_axis_of_a_transform_comes_at_run_time() -> None:
+def test_dft_axis_at_run_time() -> None:
     for axis in (0, 1, -2):
         inputs = [normal(2, 3, 4, 1), None, np.array(axis)]
         check_node("DFT", inputs, opset=20, reference=True)
@@ -329,7 +329,7 @@ def test_max_pool_indices_point_into_data(strides: list[int], dilations: list[in
     np.testing.assert_array_equal(x.ravel()[at], result)
 
 
-def test_affine_grid_of_a_size_by_data() -> None:
+def test_affine_grid_of_runtime_size() -> None:
     maps, size = normal(2, 2, 3), table(2, 1, 4, 5)
     check_node("AffineGrid", [maps, size], opset=20, reference=True, align_corners=1)
 

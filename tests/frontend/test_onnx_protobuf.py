@@ -63,7 +63,7 @@ def parsed(data: bytes) -> tuple[onnx.ModelProto, WeightRegistry]:
     return onnx.ModelProto.FromString(weights.strip_weights(data)), weights
 
 
-def test_large_weights_stay_out_and_are_the_same() -> None:
+def test_large_weights_bypass_protobuf_unchanged() -> None:
     whole = model(10, 5000, 400_000)
     data = whole.SerializeToString()
     rest, weights = parsed(data)
@@ -134,7 +134,7 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + weight_stripping._encode_varint(len(content)) + content
 
 
-def test_a_file_cannot_name_a_weight_of_its_own() -> None:
+def test_reserved_weight_names_are_refused() -> None:
     message = [
         onnx.StringStringEntryProto(key="location", value="ekiden:0"),
         onnx.StringStringEntryProto(key="offset", value="0"),
@@ -153,7 +153,7 @@ def test_a_file_cannot_name_a_weight_of_its_own() -> None:
         import_onnx(broken.SerializeToString())
 
 
-def test_a_wrong_number_of_bytes_is_named() -> None:
+def test_wrong_number_of_bytes_is_named() -> None:
     broken = model(5000)
     broken.graph.initializer[0].dims[0] = 4999
     with pytest.raises(ImportModelError, match="initializer 'w0' is broken: cannot reshape"):
@@ -161,7 +161,7 @@ def test_a_wrong_number_of_bytes_is_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_broken_files_give_protobufs_verdict(seed: int) -> None:
+def test_broken_files_give_protobufs_error(seed: int) -> None:
     """Cut short or with other bytes: the rest parses where the whole does, and the other way
     round where bytes of weights alone are not looked at."""
     random = np.random.default_rng(seed)
@@ -212,7 +212,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_imported_module_needs_nothing_of_its_file(file: Path) -> None:
+def test_imported_module_needs_nothing_of_its_file(file: Path) -> None:
     module = import_onnx(str(file)).to_module()
     os.truncate(file, 0)
     large = max(constants(module), key=lambda a: a.size)
@@ -220,7 +220,7 @@ def test_an_imported_module_needs_nothing_of_its_file(file: Path) -> None:
     np.testing.assert_array_equal(large, numbers(400_000, 1))
 
 
-def test_a_file_that_is_cut_short_meanwhile_is_an_error(file: Path) -> None:
+def test_file_truncated_during_import_is_an_error(file: Path) -> None:
     with mapped_files.allow_mapped_borrowing() as files:
         module = import_onnx(str(file)).to_module()
     large = max(constants(module), key=lambda a: a.size)
@@ -232,7 +232,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(file: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100_000])
-def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: int) -> None:
+def test_compiled_model_is_independent_of_its_file(file: Path, size: int) -> None:
     """What answers has copies; what is compiled beside may have read all before, or says why not
     in `wait`."""
     feed = {"x": numbers(1, 5000), "cond": np.array(True)}
@@ -247,7 +247,7 @@ def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: in
     np.testing.assert_allclose(exe(**feed).numpy(), expected, rtol=1e-3)
 
 
-def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
+def test_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
     with mapped_files.allow_mapped_borrowing() as files:
         import_onnx(str(file))
     with open(file, "r+b") as opened:
@@ -259,7 +259,7 @@ def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [os.unlink, lambda path: os.replace(_other(path), path)])
-def test_a_file_that_is_removed_or_replaced_stays_what_it_was(
+def test_mapped_file_survives_removal_and_replacement(
     file: Path, how: Callable[[Path], object]
 ) -> None:
     with mapped_files.allow_mapped_borrowing() as files:

@@ -61,12 +61,12 @@ BOTH: list[Feed] = [{"x": normal(4), "c": np.array(c)} for c in (True, False)]
 
 
 @pytest.mark.parametrize("op_type", ["Relu", "Softmax", "ReduceSum", "Shape", "Size"])
-def test_what_follows_branches_of_different_ranks_is_computed_for_both(op_type: str) -> None:
+def test_code_after_branches_of_different_ranks_is_duplicated(op_type: str) -> None:
     nodes = [choice(), node(op_type, "q", "y"), node("Neg", "q", "z")]
     check(model(nodes, INPUTS, "y z q", WEIGHTS), *BOTH, executors=EXECUTORS)
 
 
-def test_ranks_are_one_again_behind_the_node_that_makes_them_one() -> None:
+def test_ranks_merge_after_rank_normalizing_node() -> None:
     nodes = [choice(), node("Exp", "q", "e"), node("Flatten", "e", "f", axis=0)]
     nodes += [node("Add", "f w", "a"), node("Relu", "a", "y")]
     graph_model = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(4)})
@@ -84,7 +84,7 @@ def test_branches_that_read_a_value_of_several_ranks() -> None:
     check(model([choice(), inner], INPUTS, "y", WEIGHTS), *BOTH)
 
 
-def test_a_branch_inside_a_branch_gives_three_ranks() -> None:
+def test_branch_inside_a_branch_gives_three_ranks() -> None:
     deep = graph([node("Unsqueeze", "x axes", "r")], [], "r")
     inner = node("If", "d", "r", then_branch=branch("Unsqueeze", "x zero"), else_branch=deep)
     outer = node(
@@ -116,7 +116,7 @@ def test_ranks_of_two_conditionals_combine() -> None:
     check(graph_model, *feeds)
 
 
-def test_several_outputs_of_one_choice_have_ranks_that_belong_together() -> None:
+def test_outputs_of_one_branch_have_correlated_ranks() -> None:
     then = graph([node("Identity", "x", "a"), node("Neg", "x", "b")], [], "a b")
     other = graph([node("Unsqueeze", "x zero", "a"), node("Unsqueeze", "x axes", "b")], [], "a b")
     nodes = [
@@ -127,7 +127,7 @@ def test_several_outputs_of_one_choice_have_ranks_that_belong_together() -> None
     check(graph_model, *BOTH)
 
 
-def test_a_function_of_the_model_takes_a_value_of_several_ranks() -> None:
+def test_function_of_the_model_takes_a_value_of_several_ranks() -> None:
     body = [node("Relu", "a", "r"), node("Add", "r a", "b")]
     imports = [helper.make_opsetid("", 18)]
     function = helper.make_function("own", "Twice", ["a"], ["b"], body, imports)
@@ -138,7 +138,7 @@ def test_a_function_of_the_model_takes_a_value_of_several_ranks() -> None:
     check(graph_model, *BOTH)
 
 
-def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
+def test_unsupported_rank_is_a_runtime_error() -> None:
     """And costs nothing: the program is that of the other branch."""
     nodes = [choice(), node("Exp", "q", "e"), node("Conv", "e w", "y", name="late")]
     inputs = [value("x", FLOAT, [1, 4]), value("c", BOOL)]
@@ -156,14 +156,14 @@ def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
     assert matches == []
 
 
-def test_a_rank_that_no_branch_has_is_an_import_error_of_the_node() -> None:
+def test_rank_of_no_branch_is_an_import_error() -> None:
     nodes = [choice(), node("Conv", "q w", "y", name="late")]
     graph_model = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
     with pytest.raises(ImportModelError, match="Conv 'late'"):
         from_onnx(graph_model)
 
 
-def test_facts_of_one_rank_are_not_those_of_another() -> None:
+def test_facts_are_separate_per_rank() -> None:
     """A product in the branch of matrices says n == 3, which vectors need not meet."""
     then = graph([node("MatMul", "x w", "r")], [], "r")
     other = branch("ReduceSum", "x axes", keepdims=0)
@@ -180,7 +180,7 @@ def test_facts_of_one_rank_are_not_those_of_another() -> None:
 @pytest.mark.parametrize(
     "executor", ["vm", *(pytest.param(e, marks=pytest.mark.long) for e in ("aot", "async"))]
 )
-def test_a_loop_carries_a_value_whose_rank_grows(executor: str) -> None:
+def test_loop_carries_a_value_whose_rank_grows(executor: str) -> None:
     step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
     step.append(node("ReduceSum", "x", "total", keepdims=0))
     result = unranked(model(
@@ -220,7 +220,7 @@ def test_loop_ranks_may_alternate() -> None:
     check(result, *feeds)
 
 
-def test_a_loop_that_changes_a_dtype_is_refused() -> None:
+def test_loop_that_changes_a_dtype_is_refused() -> None:
     step = [node("Identity", "go", "go_out"), node("Cast", "x", "x_out", to=INT)]
     result = unranked(model(
         [node("Loop", "n - x0", "y", name="turn", body=counting(step, "x"))],
@@ -230,7 +230,7 @@ def test_a_loop_that_changes_a_dtype_is_refused() -> None:
         from_onnx(result)
 
 
-def test_an_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path) -> None:
+def test_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path) -> None:
     graph_model = model([choice("y")], INPUTS, "y", WEIGHTS)
     exe = ekiden.compile(graph_model)
     assert str(exe.outputs[0]) == "y: any rank of float32[...]"
@@ -244,7 +244,7 @@ def test_an_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path
         exe(**BOTH[0], out=np.zeros(4, np.float32))
 
 
-def test_cases_of_equal_ranks_are_made_one_where_they_become_many() -> None:
+def test_rank_cases_are_merged_to_bound_their_number() -> None:
     """Of six choices whether to have an axis more come 64 cases, but 7 ranks."""
     nodes, before = [], "x"
     for at in range(6):
@@ -261,7 +261,7 @@ def test_cases_of_equal_ranks_are_made_one_where_they_become_many() -> None:
     check(graph_model, *feeds)
 
 
-def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
+def test_too_many_rank_cases_are_refused() -> None:
     nodes, names = [], []
     for at in range(6):
         nodes.append(choice(f"q{at}", f"pick{at}"))
@@ -279,7 +279,7 @@ def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
         (["a", "b", 1, 5], [(1, 1, 1, 5), (1, 2, 1, 5), (3, 1, 1, 5), (3, 2, 1, 5)]),
     ],
 )
-def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
+def test_squeeze_without_axes_drops_runtime_unit_axes(
     shape: list[int | str], sizes: list[tuple[int, ...]]
 ) -> None:
     nodes = [node("Squeeze", "x", "q"), node("Relu", "q", "y")]
@@ -304,7 +304,7 @@ def test_squeeze_without_axes_of_too_many_sizes_is_refused_with_what_helps() -> 
         from_onnx(graph_model)
 
 
-def test_axes_of_the_rank_of_each_case_stay_known() -> None:
+def test_axes_are_known_in_each_rank_case() -> None:
     """Which are integers of one rank in both, but other ones."""
     nodes = [
         choice(), node("Shape", "q", "s"), node("Shape", "s", "r"), node("Squeeze", "r zero", "k"),

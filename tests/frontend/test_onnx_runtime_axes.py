@@ -124,7 +124,7 @@ def test_hardmax_along_any_extent(shape: tuple[int, ...], dtype: str, opset: int
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("shape", [(3, 0), (0, 0), (0,), (1, 2)])
-def test_scatter_nd_by_as_many_coordinates_as_updates_say(
+def test_scatter_nd_coordinate_count_follows_updates(
     shape: tuple[int, ...], reduction: str, symbolic: bool
 ) -> None:
     """By none an update is of all the data; the number follows from ranks where it has a name."""
@@ -144,7 +144,7 @@ CASES: dict[str, tuple[onnx.NodeProto, dict[str, Array]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_vector_of_the_only_length_that_its_node_can_have(name: str) -> None:
+def test_vector_of_implied_length(name: str) -> None:
     """Sizes of a vector whose length the model does not say."""
     result, sizes = CASES[name]
     feed = {"x": X, **sizes} if "x" in result.input else sizes

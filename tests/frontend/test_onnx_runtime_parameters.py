@@ -29,7 +29,7 @@ def of_one_node(
 
 @pytest.mark.parametrize("axes", [(0, 2), (-1, 1), (4, 3)])
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_unsqueeze_at_axes_of_the_run(axes: tuple[int, ...], symbolic: bool) -> None:
+def test_unsqueeze_at_runtime_axes(axes: tuple[int, ...], symbolic: bool) -> None:
     feed = {"x": normal(2, 3, 4), "axes": ints(*axes)}
     model, _ = of_one_node("Unsqueeze", feed)
     for dim in model.graph.input[0].type.tensor_type.shape.dim if symbolic else ():
@@ -38,7 +38,7 @@ def test_unsqueeze_at_axes_of_the_run(axes: tuple[int, ...], symbolic: bool) -> 
 
 
 @pytest.mark.parametrize("axes", [(1,), (-1,), (3, 1)])
-def test_squeeze_of_axes_of_the_run(axes: tuple[int, ...]) -> None:
+def test_squeeze_of_runtime_axes(axes: tuple[int, ...]) -> None:
     feed = {"x": normal(2, 1, 3, 1), "axes": ints(*axes)}
     compare(of_one_node("Squeeze", feed)[0], feed)
 
@@ -51,7 +51,7 @@ def test_squeeze_of_axes_of_the_run(axes: tuple[int, ...]) -> None:
         ("Squeeze", (7,), "Squeeze 'it'"),
     ],
 )
-def test_axes_of_the_run_that_do_not_fit_end_it(
+def test_invalid_runtime_axes_are_an_error(
     op_type: str, axes: tuple[int, ...], reason: str
 ) -> None:
     model, feed = of_one_node(op_type, {"x": normal(2, 1, 3), "axes": ints(*axes)})
@@ -59,7 +59,7 @@ def test_axes_of_the_run_that_do_not_fit_end_it(
         ekiden.compile(model)(**feed)
 
 
-def test_axes_whose_number_only_the_run_knows_are_refused() -> None:
+def test_runtime_number_of_axes_is_refused() -> None:
     model, _ = of_one_node("Unsqueeze", {"x": normal(2, 3), "axes": ints(0)})
     model.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "n"
     with pytest.raises(UnsupportedError, match="the number of 'axes' must be constant"):
@@ -75,7 +75,7 @@ def test_axes_whose_number_only_the_run_knows_are_refused() -> None:
         ((4, 5, 3), (2, 2, 1), {"dilations": [2, 1, 1]}),
     ],
 )
-def test_col2im_into_an_image_of_the_run(
+def test_col2im_into_runtime_image_size(
     image: tuple[int, ...], block: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:
     """As into an image of a constant shape."""
@@ -101,7 +101,7 @@ def test_col2im_into_an_image_of_the_run(
         np.testing.assert_allclose(actual, expected_value, rtol=1e-5, atol=1e-6)
 
 
-def test_col2im_of_another_number_of_patches_is_an_error_of_the_run() -> None:
+def test_col2im_patch_count_mismatch_is_a_runtime_error() -> None:
     inputs = {"x": normal(1, 4, 12), "image": ints(5, 5), "block": ints(2, 2)}
     model, feed = of_one_node("Col2Im", inputs, ("block",))
     with pytest.raises(RunError, match="Col2Im 'it' with 'image_shape'"):
@@ -110,7 +110,7 @@ def test_col2im_of_another_number_of_patches_is_an_error_of_the_run() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 40, 1), (1, 33, 2)])
 @pytest.mark.parametrize("window", [False, True])
-def test_stft_by_a_step_of_the_run(shape: tuple[int, ...], window: bool) -> None:
+def test_stft_with_runtime_step(shape: tuple[int, ...], window: bool) -> None:
     inputs = {"x": normal(*shape), "step": np.array(3)}
     inputs |= {"w": normal(8)} if window else {"-": ints(), "length": np.array(8)}
     fixed = () if window else ("length",)

@@ -253,7 +253,7 @@ def test_data_dependent_sizes_propagate(name: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["Slice", "Pad", "CumSum"])
-def test_axes_from_data_that_there_are_not_are_errors(nodes: str) -> None:
+def test_out_of_range_runtime_axes_are_errors(nodes: str) -> None:
     arguments = {"x": normal(2, 3), "b": ints(1), "p": ints(1, 1), "a": ints(1)}
     inputs = {"Slice": "x b b a", "Pad": "x p - a", "CumSum": "x a"}[nodes]
     feed = {n: arguments[n] for n in dict.fromkeys(inputs.replace("-", "").split())}

@@ -150,7 +150,7 @@ def test_greedy_search(all_of_it: bool) -> None:
     check(model, feed)
 
 
-def test_a_vocabulary_smaller_than_the_logits_is_a_mask_of_the_others() -> None:
+def test_small_vocabulary_masks_remaining_logits() -> None:
     """ONNX Runtime 1.32 reads logits of other tokens there, on a CPU; with the mask it agrees."""
     model, feed = search_model(
         "GreedySearch", limits(12, 0, True)[:2], decoder=gpt_decoder(1), vocab_size=20
@@ -185,7 +185,7 @@ def softmax(x: Array) -> Array:
 
 
 @pytest.mark.parametrize("custom", [0, 1])
-def test_sampling_draws_by_the_probabilities_of_the_likeliest_tokens(custom: int) -> None:
+def test_top_p_sampling_follows_probabilities(custom: int) -> None:
     """Of 4000 draws each share is off by 5 standard deviations at most; ONNX Runtime's own random
     numbers are another engine's."""
     count, top_p, temperature = 4000, 0.8, 8.0
@@ -218,7 +218,7 @@ def test_sampling_draws_by_the_probabilities_of_the_likeliest_tokens(custom: int
     assert set(np.where(reference == PAD, END, reference)) <= set(np.flatnonzero(shares))
 
 
-def test_a_search_is_saved_and_needs_no_python(tmp_path: Path) -> None:
+def test_search_is_saved_and_needs_no_python(tmp_path: Path) -> None:
     model, feed = search_model("GreedySearch", limits(9, 0, True)[:2], decoder=gpt_decoder())
     ekiden.export(model, tmp_path / "search.eki")
     loaded = ekiden.load(tmp_path / "search.eki")
@@ -237,7 +237,7 @@ def test_a_search_is_saved_and_needs_no_python(tmp_path: Path) -> None:
         ({"model_type": 1}, "attribute 'encoder' is missing"),
     ],
 )
-def test_searches_of_other_models_are_refused(attributes: dict[str, Any], reason: str) -> None:
+def test_unsupported_search_models_are_refused(attributes: dict[str, Any], reason: str) -> None:
     model, _ = beam_model(decoder=gpt_decoder(), **attributes)
     with pytest.raises(UnsupportedError, match=reason):
         from_onnx(model)
@@ -246,7 +246,7 @@ def test_searches_of_other_models_are_refused(attributes: dict[str, Any], reason
 @pytest.mark.parametrize("executor", ["vm", pytest.param("aot", marks=pytest.mark.long)])
 @pytest.mark.parametrize("buffers", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("first", [None, pytest.param("other", marks=pytest.mark.long)])
-def test_a_decoder_that_shares_a_buffer_for_past_and_present(
+def test_decoder_that_shares_a_buffer_for_past_and_present(
     buffers: int, first: str | None, executor: str
 ) -> None:
     """Texts are those of the decoder that does not; ONNX Runtime has such kernels on GPUs alone."""
@@ -259,14 +259,14 @@ def test_a_decoder_that_shares_a_buffer_for_past_and_present(
     check_results(results, run_onnx_runtime(plain, feed), 1e-4)
 
 
-def test_a_first_decoder_alone_may_not_share_its_buffers() -> None:
+def test_first_decoder_alone_may_not_share_its_buffers() -> None:
     model, _ = beam_model(init_decoder=gpt_decoder(1, "first", 1), decoder=gpt_decoder(1))
     with pytest.raises(UnsupportedError, match="'init_decoder' shares buffers"):
         from_onnx(model)
 
 
 @pytest.mark.parametrize("buffers", [pytest.param(1, marks=pytest.mark.long), 3])
-def test_a_decoder_of_an_encoder_shares_a_buffer_for_past_and_present(buffers: int) -> None:
+def test_decoder_of_an_encoder_shares_a_buffer_for_past_and_present(buffers: int) -> None:
     plain, feed = whisper_model(prompt=PROMPT_TOKENS)
     encoder, decoder = whisper_graphs(1, buffers=buffers)
     shared, _ = whisper_model(prompt=PROMPT_TOKENS, graphs=(encoder, decoder))
@@ -341,7 +341,7 @@ def test_whisper_rules_of_timestamps(seed: int, executor: str) -> None:
     check(model, {**feed, "logits_processor": one(0)}, executor, rounding=1e-4)
 
 
-def test_whisper_gives_the_probability_of_no_speech_behind_the_prompt() -> None:
+def test_whisper_no_speech_probability_after_prompt() -> None:
     """ONNX Runtime 1.32 leaves that output as it finds the memory, on a CPU."""
     token = 4
     model, feed = whisper_model(
@@ -356,7 +356,7 @@ def test_whisper_gives_the_probability_of_no_speech_behind_the_prompt() -> None:
     np.testing.assert_allclose(result.numpy(), softmax(logits)[:, token], rtol=1e-4)
 
 
-def test_whisper_tokens_that_are_decided_are_as_those_of_a_prompt() -> None:
+def test_whisper_forced_tokens_equal_prompt_tokens() -> None:
     """ONNX Runtime 1.32 does not read that input on a CPU; texts are those of a longer prompt."""
     tokens = np.array([[7, 9], [3, 8]], np.int32)
     exe = ekiden.compile(whisper_model(length=12, forced=tokens)[0])
@@ -381,9 +381,7 @@ def test_whisper_tokens_that_are_decided_are_as_those_of_a_prompt() -> None:
         ({"prompt": np.zeros(2, np.int32)}, "'decoder_input_ids' must have 2 dimensions, got 1"),
     ],
 )
-def test_whisper_searches_that_cannot_be_are_refused_by_the_node(
-    options: dict[str, Any], reason: str
-) -> None:
+def test_unsupported_whisper_searches_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"WhisperBeamSearch 'search': {reason}"):
         from_onnx(whisper_model(**options)[0])
 
@@ -415,14 +413,14 @@ def test_sampling_subtracts_a_penalty_from_the_scores_of_marked_tokens() -> None
     assert tokens.tolist() == [first, second]
 
 
-def test_masks_of_other_texts_are_refused_by_the_run() -> None:
+def test_mismatched_vocabulary_masks_are_refused_at_run_time() -> None:
     exe = ekiden.compile(sampled(np.zeros((2, VOCABULARY), np.int32), 1.0)[0])
     with pytest.raises(InputError, match="presence_mask"):
         exe(np.full((2, 5), 7, np.int32), np.zeros((1, VOCABULARY), np.int32))
 
 
 @pytest.mark.parametrize("penalty", [-1.0, -3.0])
-def test_sampling_penalises_behind_the_temperature(penalty: float) -> None:
+def test_sampling_applies_penalty_after_temperature(penalty: float) -> None:
     """Of the first token of the first text alone, whose score ONNX Runtime's kernel penalises."""
     mask = np.zeros((2, VOCABULARY), np.int32)
     mask[0, 0] = 1

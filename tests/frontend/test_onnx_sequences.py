@@ -66,7 +66,7 @@ def test_known_sequences_emit_no_runtime_lists() -> None:
     assert "host_functions" not in executable.raw.metadata
 
 
-def test_elements_may_differ_in_rank_where_they_are_known() -> None:
+def test_sequence_elements_may_differ_in_rank() -> None:
     nodes = [node("SequenceConstruct", "x y", "a"), node("SequenceAt", "a last", "d")]
     graph_model = model(
         nodes, [value("x", FLOAT, [2, 3]), value("y", FLOAT, [4])], "d", {"last": np.array(-1)}
@@ -98,7 +98,7 @@ def growing(
 
 
 @pytest.mark.parametrize("trips", [1, 4])
-def test_a_loop_fills_a_sequence(trips: int) -> None:
+def test_loop_fills_a_sequence(trips: int) -> None:
     nodes = [
         node("SequenceAt", "s zero", "a"),
         node("SequenceAt", "s last", "b"),
@@ -115,12 +115,12 @@ def test_a_loop_fills_a_sequence(trips: int) -> None:
     assert executable.outputs[-1].dtype == "sequence of float32"
 
 
-def test_an_empty_sequence_comes_out() -> None:
+def test_empty_sequence_comes_out() -> None:
     result = growing([], "s", {})
     assert ekiden.compile(result)(n=np.array(0), x=normal(3, 2)) == []
 
 
-def test_a_position_that_is_not_there_ends_the_run() -> None:
+def test_out_of_range_sequence_position_is_an_error() -> None:
     result = growing([node("SequenceAt", "s p", "a")], "a", {"p": np.array(5)})
     with pytest.raises(RunError, match="position 5 is out of range for 2 elements"):
         ekiden.compile(result)(n=np.array(2), x=normal(3, 2))
@@ -144,7 +144,7 @@ def test_split_to_sequence_matches_reference(argument: Array | None, extent: int
     same(result, np.maximum(x, 0))
 
 
-def test_a_sequence_is_an_input() -> None:
+def test_sequence_is_an_input() -> None:
     nodes = [node("SequenceLength", "s", "n"), node("ConcatFromSequence", "s", "y", axis=0)]
     graph_model = model(nodes, [sequence("s", ("k", 2))], "n y")
     executable = ekiden.compile(graph_model)
@@ -158,7 +158,7 @@ def test_a_sequence_is_an_input() -> None:
         executable(normal(1, 2))
 
 
-def test_a_sequence_of_known_length_is_as_many_inputs() -> None:
+def test_sequence_of_known_length_is_as_many_inputs() -> None:
     nodes = [node("SequenceAt", "s p", "y")]
     graph_model = model(nodes, [sequence("s")], "y", {"p": np.array(1)})
     with pytest.raises(ImportModelError, match="the elements of the sequence 's' have no shape"):
@@ -203,12 +203,12 @@ def test_interpreted_sequences() -> None:
         ("split", (normal(2), ints(3), 0, 1)), ("split", (normal(2), ints(-1, 3), 0, 1)),
     ],
 )  # fmt: skip
-def test_functions_of_the_runtime_check_what_they_get(name: str, args: tuple[object, ...]) -> None:
+def test_sequence_functions_check_their_arguments(name: str, args: tuple[object, ...]) -> None:
     with pytest.raises((TypeError, RunError)):
         get_global_func(f"ek.sequence.{name}")(*args)
 
 
-def test_an_input_among_elements_of_other_shapes_keeps_its_own() -> None:
+def test_input_in_mixed_shape_sequence_keeps_its_shape() -> None:
     nodes = [
         node("Transpose", "x", "t"),
         node("SequenceConstruct", "x t", "a"),

@@ -44,7 +44,7 @@ def operators(main: Function) -> list[str]:
     return [e.op.name for e in post_order(main) if isinstance(e, Call)]  # type: ignore[attr-defined]
 
 
-def test_a_shape_turned_round_by_a_slice_without_axes() -> None:
+def test_shape_reversed_by_slice_without_axes() -> None:
     """An input that is left out has a place: what stands behind it is not taken for it."""
     slicing = helper.make_node("Slice", ["s", "last", "first", "", "back"], ["turned"])
     nodes = [node("Shape", "x", "s"), slicing, node("Reshape", "x turned", "y")]
@@ -57,7 +57,7 @@ def test_a_shape_turned_round_by_a_slice_without_axes() -> None:
     assert compile_model(folded)(ints(5, 6, 7)).numpy().tolist() == [7, 6, 5]
 
 
-def test_a_reshape_by_shape_arithmetic_keeps_the_symbols() -> None:
+def test_reshape_by_shape_arithmetic_keeps_the_symbols() -> None:
     nodes = [
         node("Shape", "x", "s"),
         node("Gather", "s zero", "n"),
@@ -77,7 +77,7 @@ def test_a_reshape_by_shape_arithmetic_keeps_the_symbols() -> None:
     compare(model, {"x": x})
 
 
-def test_the_expand_idiom_of_exporters_folds() -> None:
+def test_exporters_expand_idiom_folds() -> None:
     """Where(Equal(shape, -1), ones, shape) is the shape itself: a dimension is never -1."""
     nodes = [
         node("Shape", "x", "s"),
@@ -96,7 +96,7 @@ def test_the_expand_idiom_of_exporters_folds() -> None:
     compare(model, {"x": x})
 
 
-def test_a_table_sliced_by_a_dimension_bounds_it() -> None:
+def test_slicing_a_table_bounds_the_dimension() -> None:
     nodes = [
         node("Shape", "x", "s"),
         node("Gather", "s one", "t", axis=0),
@@ -125,7 +125,7 @@ def constraints(attrs: dict[str, object]) -> tuple[tuple[PrimExpr, str], ...]:
     return actual
 
 
-def test_dimensions_that_must_agree_become_one() -> None:
+def test_equal_dimensions_are_unified() -> None:
     a, b = normal(3, 4), normal(3, 2, seed=1)
     model = graph_model([node("Concat", "a b", "y", axis=1)], {"a": a, "b": b}, ["y"])
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("a", FLOAT, ["p", 4]))
@@ -137,7 +137,7 @@ def test_dimensions_that_must_agree_become_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_dimension_that_can_be_one_number_alone_is_that_number() -> None:
+def test_determined_dimension_becomes_constant() -> None:
     x, w = normal(2, 5), normal(5, 3)
     model = graph_model([node("MatMul", "x w", "y")], {"x": x}, ["y"], {"w": w})
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["n", "k"]))
@@ -149,7 +149,7 @@ def test_a_dimension_that_can_be_one_number_alone_is_that_number() -> None:
         compile_model(model)(normal(2, 4))
 
 
-def test_what_a_later_layer_says_of_the_batch_decides_a_squeeze() -> None:
+def test_later_batch_constraint_decides_squeeze() -> None:
     weights = {"w": normal(1, 12, 6), "r": normal(1, 12, 4)}
     nodes = [
         node("Squeeze", "x", "rows"),
@@ -163,7 +163,7 @@ def test_what_a_later_layer_says_of_the_batch_decides_a_squeeze() -> None:
     compare(model, feed)
 
 
-def test_a_squeeze_without_axes_gives_the_rank_of_the_run_whatever_the_output_declares() -> None:
+def test_squeeze_without_axes_ignores_declared_output_rank() -> None:
     nodes = [node("ReduceSum", "x one", "s", keepdims=1), node("Squeeze", "s", "y")]
     model = graph_model(nodes, {"x": normal(1, 4)}, ["y"], {"one": ints(1)})
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["batch", 4]))
@@ -174,7 +174,7 @@ def test_a_squeeze_without_axes_gives_the_rank_of_the_run_whatever_the_output_de
             compare(model, {"x": normal(rows, 4)})
 
 
-def test_an_image_resized_to_meet_another_takes_its_extent() -> None:
+def test_resize_to_other_image_takes_its_extent() -> None:
     nodes = [
         node("MaxPool", "x", "small", kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1),
         node("Resize", "small  scales", "large", mode="nearest"),
@@ -196,7 +196,7 @@ def test_an_image_resized_to_meet_another_takes_its_extent() -> None:
     compare(model, {"x": x})
 
 
-def test_an_image_resized_to_meet_an_extent_that_can_be_one_number_alone() -> None:
+def test_resize_to_determined_extent() -> None:
     nodes = [
         node("Resize", "x none scales", "large", mode="nearest"),
         node("Add", "large b", "sum"),
@@ -247,24 +247,24 @@ def test_shape_values_that_are_needed_at_run_time_are_computed() -> None:
     compare(model, {"x": x})
 
 
-def test_a_dimension_without_a_name_gets_one_and_the_question_mark_names_none() -> None:
+def test_unnamed_dimensions_get_names() -> None:
     model = graph_model([node("Relu", "x", "y")], {"x": normal(2, 3, 4)}, ["y"])
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, ["?", None, "?"]))
     assert names(result(main_of(model))) == ["x_dim0", "x_dim1", "x_dim2"]
 
 
-def test_stated_shapes_override_the_model() -> None:
+def test_shape_argument_overrides_model_shapes() -> None:
     model = graph_model([node("Relu", "x", "y")], {"x": normal(2, 3)}, ["y"], symbolic=True)
     assert names(result(main_of(model, shape={"x": [5, "rows"]}))) == [5, "rows"]
 
 
-def test_a_weight_made_by_constant_of_shape_is_a_constant() -> None:
+def test_weight_made_by_constant_of_shape_is_a_constant() -> None:
     nodes = [node("ConstantOfShape", "s", "w"), node("MatMul", "x w", "y")]
     model = graph_model(nodes, {"x": normal(2, 300)}, ["y"], {"s": ints(300, 40)})
     assert operators(main_of(model)) == ["nn.dense"]
 
 
-def test_a_product_with_a_constant_is_a_dense_layer_for_any_rank() -> None:
+def test_product_with_a_constant_is_a_dense_layer_for_any_rank() -> None:
     x = normal(2, 3, 4, 5)
     model = graph_model(
         [node("MatMul", "x w", "y")], {"x": x}, ["y"], {"w": normal(5, 6)}, symbolic=True

@@ -54,7 +54,7 @@ TAILS: Mapping[str, Callable[[Array], Array]] = {
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("op_type", TAILS)
-def test_activations_keep_their_tails(op_type: str, dtype: str) -> None:
+def test_activations_are_accurate_in_the_tails(op_type: str, dtype: str) -> None:
     if op_type == "Celu":
         dtype = "float32"  # ONNX has it of no other
     kind = np.dtype(dtype)
@@ -72,7 +72,7 @@ def test_activations_keep_their_tails(op_type: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Softplus", "Elu"])
-def test_activations_of_recurrent_cells_keep_their_tails(name: str) -> None:
+def test_recurrent_activations_are_accurate_in_the_tails(name: str) -> None:
     x = floats(-12.5, -16, -20, -30, -1e-4, -1e-6).reshape(6, 1, 1)
     one, none = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32)
     layer = node("RNN", "x w r", "y", hidden_size=1, activations=[name])
@@ -115,7 +115,7 @@ def test_scales_of_norms_broadcast(
         np.testing.assert_allclose(actual, expected, tolerance, tolerance)
 
 
-def test_a_scale_with_more_axes_than_the_data_is_refused() -> None:
+def test_scale_with_more_axes_than_the_data_is_refused() -> None:
     x = normal(3, 4)
     argument = node("LayerNormalization", "x s", "y")
     model = graph_model([argument], {"x": x}, ["y"], {"s": normal(2, 3, 4)}, 21)
@@ -123,7 +123,7 @@ def test_a_scale_with_more_axes_than_the_data_is_refused() -> None:
         ekiden.compile(model)
 
 
-def test_a_misspelt_epsilon_is_the_default() -> None:
+def test_misspelt_epsilon_is_the_default() -> None:
     feed = {"x": normal(2, 4), "s": normal(4)}
     compare(graph_model([node("LayerNormalization", "x s", "y", epsion=1e-1)], feed, ["y"]), feed)
 
@@ -168,7 +168,7 @@ VECTORS: Mapping[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("op_type", VECTORS)
-def test_a_vector_is_one_row(op_type: str) -> None:
+def test_vector_is_treated_as_a_row(op_type: str) -> None:
     x = floats(1, -2, 3)
     outputs = ["l", "y"] if op_type.endswith("Classifier") else ["y"]
     argument = helper.make_node(op_type, ["x"], outputs, domain=ML, **VECTORS[op_type])
@@ -193,7 +193,7 @@ def test_vectors_and_rows_are_joined() -> None:
 @pytest.mark.parametrize(
     "scales", [(0.6, 0.6), (0.75, 0.75), (0.3, 0.3), (0.7, 1.0), (2, 0.4), (0.1, 3.0), (1.3, 1.3)]
 )
-def test_nearest_of_opset_10_rounds_up_where_it_shrinks(scales: tuple[float, float]) -> None:
+def test_opset_10_nearest_downsampling_rounds_up(scales: tuple[float, float]) -> None:
     x = np.arange(21 * 30, dtype=np.float32).reshape(1, 1, 21, 30)
     whole = {"x": x, "s": floats(1, 1, *scales)}
     resize = node("Resize", "x s", "y", mode="nearest")
@@ -257,7 +257,7 @@ def attention_by_definition(
 
 @pytest.mark.parametrize("op_type", ["MultiHeadAttention", "DecoderMaskedMultiHeadAttention"])
 @pytest.mark.parametrize("with_beams", [False, True])
-def test_keys_of_the_past_have_room_behind_them(op_type: str, with_beams: bool) -> None:
+def test_past_keys_have_capacity(op_type: str, with_beams: bool) -> None:
     heads, depth, room, batch = 2, 4, 8, 4
     feed = {
         **{n: normal(batch, 1, heads * depth) for n in "qkv"},
@@ -290,7 +290,7 @@ def test_keys_of_the_past_have_room_behind_them(op_type: str, with_beams: bool) 
         exe(**feed)
 
 
-def test_attention_gives_its_scores() -> None:
+def test_attention_returns_scores() -> None:
     feed = {"q": normal(2, 3, 8), "k": normal(2, 5, 8), "v": normal(2, 5, 8)}
     argument = node("MultiHeadAttention", "q k v", "y - - s", domain=MICROSOFT, num_heads=2)
     argument.output[1] = argument.output[2] = ""
@@ -423,7 +423,7 @@ def test_removed_experimental_operators_match_onnxruntime(
         compare(graph_model([argument], feed, ["y"], None, 7, symbolic), feed, rtol=1e-4)
 
 
-def test_a_crop_of_more_than_there_is_is_refused() -> None:
+def test_crop_larger_than_image_is_refused() -> None:
     model = graph_model([node("Crop", "x", "y", border=[0, 0, 0, 0], scale=[40, 5])],
                         {"x": normal(1, 3, 8, 9)}, ["y"], None, 7)  # fmt: skip
     with pytest.raises(UnsupportedError, match="Crop 'y': 'border' and 'scale' leave nothing"):
@@ -431,7 +431,7 @@ def test_a_crop_of_more_than_there_is_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [[0, -1], [4, 6]])
-def test_reshape_by_an_attribute(shape: list[int]) -> None:
+def test_reshape_with_shape_attribute(shape: list[int]) -> None:
     feed = {"x": normal(2, 3, 4)}
     compare(graph_model([node("Reshape", "x", "y", shape=shape)], feed, ["y"], None, 1), feed)
 
@@ -464,7 +464,7 @@ def test_regex_unicode_categories_match_onnxruntime(pattern: str, accepted: list
 # Inputs with a value of their own, and sequences of nothing.
 
 
-def test_an_initializer_that_is_an_input_can_be_one() -> None:
+def test_initializer_listed_as_input_can_be_overridden() -> None:
     x, w = normal(2, 3), normal(3)
     model = graph_model([node("Mul", "x w", "y")], {"x": x, "w": w}, ["y"])
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))

@@ -38,7 +38,7 @@ def keys(frontend: str) -> set[str]:
     ["onnx", "tflite"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "tensorflow", "jax")],
 )
-def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) -> None:
+def test_format_converts_every_shared_operator(frontend: str) -> None:
     column: Any = {"jax": "stablehlo"}.get(frontend, frontend)
     named = [name for name, _, _ in elementwise.elementwise_rows(column)]
     if frontend in ("onnx", "tflite", "tensorflow"):
@@ -50,7 +50,7 @@ def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) ->
     assert set(named) <= keys(frontend)
 
 
-def test_onnx_changed_the_operator_in_the_opset_that_a_row_names() -> None:
+def test_converter_opsets_match_onnx_changes() -> None:
     schemas = onnx.defs.get_all_schemas_with_history()
     versions = {(s.name, s.since_version) for s in schemas if s.domain == ""}
     rows = elementwise.elementwise_rows("onnx")
@@ -72,7 +72,7 @@ def computed(row: elementwise.ElementwiseRow, dtype: str, operands: list[Array])
 
 
 @pytest.mark.parametrize("row", RULES, ids=lambda row: row.function.__name__)
-def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.ElementwiseRow) -> None:
+def test_shape_rules_match_operator_results(row: elementwise.ElementwiseRow) -> None:
     assert row.rule is not None
     dtype = "bool" if row.kind is PromotionKind.LOGICAL else "float32"
     dtype = "int64" if row.kind is PromotionKind.SAME else dtype

@@ -28,7 +28,7 @@ def compiled_input_shapes(program: ekiden.runtime.Executable) -> dict[str, tuple
     return {info.name: tuple(info.shape) for info in program.inputs}
 
 
-def test_a_stated_size_is_bound_wherever_its_symbol_occurs() -> None:
+def test_stated_size_is_bound_wherever_its_symbol_occurs() -> None:
     program = ekiden.compile(relay.parse(PROGRAM), shape={"x": (4, 3), "y": (4, 5)})
     assert compiled_input_shapes(program) == {"x": (4, 3), "y": (4, 5), "z": (8, 3)}
     x, y, z = (np.full(shape, -1.5, "float32") for shape in ((4, 3), (4, 5), (8, 3)))
@@ -71,7 +71,7 @@ def test_names_and_none_keep_dimensions_dynamic() -> None:
         ),
     ],
 )
-def test_a_shape_that_the_program_excludes_is_refused(
+def test_shape_that_the_program_excludes_is_refused(
     shape: dict[str, tuple[int, ...]], message: str
 ) -> None:
     with pytest.raises(ImportModelError) as caught:
@@ -79,7 +79,7 @@ def test_a_shape_that_the_program_excludes_is_refused(
     assert str(caught.value) == message
 
 
-def test_the_bound_of_a_symbol_is_kept() -> None:
+def test_symbol_bounds_are_kept() -> None:
     x = relay.var("x", shape=(SizeVar("n", upper=8), SizeVar("m"), 3))
     function = relay.Function([x], relay.nn.relu(x))
     assert ekiden.compile(function, shape={"x": (8, 9, 3)}).inputs[0].shape == (8, 9, 3)
@@ -99,13 +99,13 @@ def test_more_elements_than_memory_has_addresses_are_refused_by_input() -> None:
         ekiden.compile(relay.Function([x], relay.nn.relu(x)), shape={"x": (1 << 70, 3)})
 
 
-def test_inputs_that_are_no_tensors_have_no_shape() -> None:
+def test_non_tensor_inputs_have_no_shape() -> None:
     program = relay.parse("def @main(%p: (Tensor[(n,), float32], int32)) { %p.0 }")
     with pytest.raises(ImportModelError, match="a tensor expected, the input is"):
         ekiden.compile(program, shape={"p": (3,)})
 
 
-def test_a_condition_of_an_imported_model_that_a_size_breaks_names_its_node() -> None:
+def test_condition_of_an_imported_model_that_a_size_breaks_names_its_node() -> None:
     graph = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         g (float[n, m] a, float[n, k] b) => (float[n, p] c) { c = Add(a, b) }"""

@@ -78,7 +78,7 @@ def test_text_and_bytecode_of_any_kind_are_programs(tmp_path: Path) -> None:
             np.testing.assert_allclose(values(compiled, x), np.tanh(x), rtol=1e-6)
 
 
-def test_what_jax_serializes_is_a_program() -> None:
+def test_jax_serialized_programs_are_accepted() -> None:
     transformed = export.export(jax.jit(lambda x: {"y": jnp.tanh(x)}))(np.ones((2, 3), np.float32))
     for model in (transformed, transformed.serialize(), bytes(transformed.serialize())):
         assert [i.name for i in ekiden.compile(model).inputs] == ["x"]
@@ -102,7 +102,7 @@ def test_program_entry_function_can_be_selected() -> None:
         ekiden.compile(both, (np.ones(2, np.float32),))
 
 
-def test_a_name_that_is_no_text_is_refused() -> None:
+def test_name_that_is_no_text_is_refused() -> None:
     """The bindings of MLIR ended the process as they quoted it."""
     text = program("%r = stablehlo.abs %a : tensor<2xf32>", "tensor<2xf32>", "tensor<2xf32>")
     with pytest.raises(ImportModelError, match="no StableHLO: .*utf-8"):
@@ -136,7 +136,7 @@ def test_what_is_no_program_is_refused_in_one_line(text: bytes) -> None:
     assert "\n" not in str(result.value)
 
 
-def test_an_operation_without_a_row_is_named() -> None:
+def test_operation_without_a_row_is_named() -> None:
     text = program(
         '%r = "my.operation"(%a) : (tensor<2xf32>) -> tensor<2xf32>',
         "tensor<2xf32>",
@@ -146,7 +146,7 @@ def test_an_operation_without_a_row_is_named() -> None:
         ekiden.compile(text)
 
 
-def test_an_operation_without_a_rule_of_complex_numbers_is_named() -> None:
+def test_operation_without_a_rule_of_complex_numbers_is_named() -> None:
     kind = "tensor<2x2xcomplex<f32>>"
     text = f"""
       %0 = stablehlo.complex %a, %a : {kind}
@@ -159,7 +159,7 @@ def test_an_operation_without_a_rule_of_complex_numbers_is_named() -> None:
 # Arguments.
 
 
-def test_arguments_that_are_not_read_stay_inputs() -> None:
+def test_unused_arguments_stay_inputs() -> None:
     params = {"w": np.ones((3,), np.float32), "unused": np.ones(5, np.float32)}
     x = np.arange(3, dtype=np.float32)
 
@@ -219,7 +219,7 @@ def test_products_of_vectors_in_batches_of_any_rank() -> None:
     agree(lambda x, y: jnp.tensordot(x, y, axes=0), x, y, tolerance=1e-5)
 
 
-def test_a_product_has_symbolic_axes_of_each_kind() -> None:
+def test_product_has_symbolic_axes_of_each_kind() -> None:
     compiled = ekiden.compile(
         lambda x, y: jnp.einsum("abc,abc->ab", x, y),
         (np.ones((2, 3, 4), np.float32),) * 2,
@@ -465,7 +465,7 @@ def test_chlo_operations_are_decomposed() -> None:
     np.testing.assert_allclose(values(compiled, x[:7]), np.asarray(lax.lgamma(x[:7])), 1e-5, 1e-5)
 
 
-def test_a_comparison_need_not_say_of_which_type() -> None:
+def test_comparison_type_is_optional() -> None:
     text = """
       %r = "stablehlo.sort"(%a) ({
         ^bb0(%x: tensor<f32>, %y: tensor<f32>):
@@ -478,7 +478,7 @@ def test_a_comparison_need_not_say_of_which_type() -> None:
     np.testing.assert_array_equal(run(text, "tensor<5xf32>", "tensor<5xf32>", x), np.sort(x))
 
 
-def test_a_body_is_mapped_over_elements() -> None:
+def test_body_is_mapped_over_elements() -> None:
     text = """
       %r = "stablehlo.map"(%a, %b) ({
         ^bb0(%x: tensor<f32>, %y: tensor<f32>):

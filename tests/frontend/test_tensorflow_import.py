@@ -225,7 +225,7 @@ def test_while_with_a_growing_list() -> None:
     check(function, specs, [floats(4, 3), np.int32(5)], [floats(2, 3), np.int32(1)])
 
 
-def test_a_list_that_is_overwritten() -> None:
+def test_list_that_is_overwritten() -> None:
     def function(x: Model) -> Model:
         rows = tf.TensorArray(tf.float32, size=4, element_shape=[3], clear_after_read=False)
         rows = rows.write(3, x)
@@ -293,7 +293,7 @@ def test_control_flow_of_version_1(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.numpy(), reference(*runs[1])[1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_loop_at_the_end_gives_all_its_variables() -> None:
+def test_loop_at_the_end_gives_all_its_variables() -> None:
     v1, graph = tf.compat.v1, tf.Graph()
     enabled = v1.control_flow_v2_enabled()
     v1.disable_control_flow_v2()
@@ -436,7 +436,7 @@ def test_saved_model_signatures_are_selectable(tmp_path: Path) -> None:
 # What is refused.
 
 
-def test_what_is_unsupported_is_named_all_at_once() -> None:
+def test_unsupported_operators_are_listed_together() -> None:
     def function(x: Model) -> Model:
         return tf.math.igamma(x, x) + tf.math.zeta(x, x)
 
@@ -468,7 +468,7 @@ def test_unknown_inputs_and_outputs_are_refused() -> None:
         relay.frontend.from_tensorflow(graph, convert_config={"use_dens": True})
 
 
-def test_outputs_as_bodies_of_functions_name_them() -> None:
+def test_function_outputs_are_importable() -> None:
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, (2, 6), name="x")
@@ -484,7 +484,7 @@ def test_outputs_as_bodies_of_functions_name_them() -> None:
         relay.frontend.from_tensorflow(frozen, outputs=["parts:value:0"])
 
 
-def test_an_identity_without_an_input_is_refused() -> None:
+def test_identity_without_an_input_is_refused() -> None:
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="y", op="Identity").attr["T"].type = tf.float32.as_datatype_enum
     with pytest.raises((CompileError, ImportModelError), match="'y'"):
@@ -535,7 +535,7 @@ def test_matrix_diagonals_match_tensorflow() -> None:
     check(function, sizes, *([floats(n, 3, 5), floats(n, 3)] for n in (1, 4)))
 
 
-def test_a_singular_matrix_is_named() -> None:
+def test_singular_matrix_is_named() -> None:
     concrete = tf.function(tf.linalg.inv).get_concrete_function(tf.TensorSpec((2, 2), name="x"))
     with pytest.raises(LinAlgError, match="pivot 2 is 0: the matrix is singular"):
         ekiden.compile(concrete)(np.ones((2, 2), np.float32))

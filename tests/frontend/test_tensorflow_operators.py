@@ -171,7 +171,7 @@ def test_other_layers_match_tensorflow() -> None:
     )  # fmt: skip
 
 
-def test_broken_graphs_are_errors_of_ours() -> None:
+def test_broken_graphs_raise_import_errors() -> None:
     """Bytes of a graph with a loop changed: a model all the same, or one error."""
 
     def function(x: Any) -> Any:  # noqa: ANN401

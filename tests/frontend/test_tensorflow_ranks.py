@@ -81,7 +81,7 @@ def picked(x: Tensors, c: Tensors) -> Tensors:
     return tf.cond(c, lambda: x * 2, lambda: x[None])
 
 
-def test_what_follows_branches_of_different_ranks_is_computed_for_both() -> None:
+def test_code_after_branches_of_different_ranks_is_duplicated() -> None:
     def function(x: Tensors, c: Tensors) -> Tensors:
         q = picked(x, c)
         return tf.nn.relu(q), tf.reduce_sum(q), tf.shape(q), q
@@ -89,7 +89,7 @@ def test_what_follows_branches_of_different_ranks_is_computed_for_both() -> None
     check(function, [FLOATS, BOOL], BOTH, executors=("vm", "aot", "async"))
 
 
-def test_ranks_are_one_again_behind_the_node_that_makes_them_one() -> None:
+def test_ranks_merge_after_rank_normalizing_node() -> None:
     def function(x: Tensors, c: Tensors) -> Tensors:
         return tf.nn.relu(tf.reshape(tf.exp(picked(x, c)), [2, 2]))
 
@@ -98,7 +98,7 @@ def test_ranks_are_one_again_behind_the_node_that_makes_them_one() -> None:
     assert exe.outputs[0].shape == (2, 2)
 
 
-def test_one_of_many_branches_of_different_ranks() -> None:
+def test_switch_case_of_different_ranks() -> None:
     def function(x: Tensors, i: Tensors) -> Tensors:
         branches = [lambda: x * 3, lambda: x[None], lambda: tf.reduce_sum(x), lambda: x[:, None]]
         return tf.nn.relu(tf.switch_case(i, branches))
@@ -109,7 +109,7 @@ def test_one_of_many_branches_of_different_ranks() -> None:
         agree(arrays(exe(*inputs)), arrays(function(*map(tf.constant, inputs))))
 
 
-def test_a_loop_carries_a_value_whose_rank_grows() -> None:
+def test_loop_carries_a_value_whose_rank_grows() -> None:
     def function(x: Tensors, n: Tensors) -> Tensors:
         _, y = tf.while_loop(
             lambda i, y: i < n, lambda i, y: (i + 1, y[None]), [tf.constant(0), x],
@@ -159,7 +159,7 @@ def test_control_flow_of_version_1_reads_a_value_of_several_ranks() -> None:
             agree(arrays(exe(x, np.array(c))), [reference(x, np.array(c))])
 
 
-def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
+def test_unsupported_rank_is_a_runtime_error() -> None:
     def function(x: Tensors, c: Tensors) -> Tensors:
         q = tf.cond(c, lambda: tf.reduce_sum(x), lambda: x[None])
         return tf.raw_ops.MatMul(a=q, b=tf.ones([4, 3]))
@@ -170,7 +170,7 @@ def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
         exe(X, np.array(True))
 
 
-def test_a_rank_that_no_branch_has_is_an_import_error_of_the_node() -> None:
+def test_rank_of_no_branch_is_an_import_error() -> None:
     def function(x: Tensors, c: Tensors) -> Tensors:
         q = tf.cond(c, lambda: tf.reduce_sum(x), lambda: x * 2)
         return tf.raw_ops.Conv2D(
@@ -188,7 +188,7 @@ def test_a_rank_that_no_branch_has_is_an_import_error_of_the_node() -> None:
         ((None, None, 1, 5), [(1, 1, 1, 5), (3, 1, 1, 5), (1, 2, 1, 5), (3, 2, 1, 5)]),
     ],
 )
-def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
+def test_squeeze_without_axes_drops_runtime_unit_axes(
     shape: tuple[int | None, ...], sizes: Sequence[tuple[int, ...]]
 ) -> None:
     def function(x: Tensors) -> Tensors:
@@ -199,7 +199,7 @@ def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
     check(function, [(shape, tf.float32)], runs)
 
 
-def test_inputs_without_a_rank_are_compiled_for_that_of_each_run() -> None:
+def test_unranked_inputs_compile_per_run_rank() -> None:
     def function(x: Tensors, y: Tensors) -> Tensors:
         total = tf.reduce_sum(x) + tf.reduce_mean(y, axis=-1, keepdims=True)
         return tf.nn.softmax(x * y), total, tf.shape(x)

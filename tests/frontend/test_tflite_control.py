@@ -131,12 +131,12 @@ def test_variables_are_kept_between_runs_and_in_artifacts(tmp_path: Path) -> Non
     np.testing.assert_array_equal(run(again, steps[0])[0], result[0])
 
 
-def test_a_variable_without_a_first_value_is_refused() -> None:
+def test_uninitialized_variable_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="'total' is read before it has a value"):
         ekiden.compile(accumulating(None))
 
 
-def test_a_variable_takes_no_value_whose_rank_depends_on_the_branch() -> None:
+def test_variable_takes_no_value_whose_rank_depends_on_the_branch() -> None:
     kept = Spec((), "resource", name="handle")
     once = Op("CALL_ONCE", [], [], ("CallOnceOptions", {"InitSubgraphIndex": 1}))
     init = Part(
@@ -163,7 +163,7 @@ def test_a_variable_takes_no_value_whose_rank_depends_on_the_branch() -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_a_branch_assigns_a_variable() -> None:
+def test_branch_assigns_a_variable() -> None:
     kept = Spec((), "resource", name="handle")
     table = ("IfOptions", {"ThenSubgraphIndex": 2, "ElseSubgraphIndex": 3})
     once = Op("CALL_ONCE", [], [], ("CallOnceOptions", {"InitSubgraphIndex": 1}))

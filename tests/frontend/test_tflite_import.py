@@ -369,7 +369,7 @@ def test_several_signatures_must_be_chosen() -> None:
     np.testing.assert_allclose(run(data, x, signature="two")[0], np.exp(x), rtol=1e-6)
 
 
-def test_what_is_unsupported_is_named_all_at_once() -> None:
+def test_unsupported_operators_are_listed_together() -> None:
     levels = {"dtype": "int8", "scale": [0.1], "point": [0]}
     tensors = [
         Spec((2,)),
@@ -386,7 +386,7 @@ def test_what_is_unsupported_is_named_all_at_once() -> None:
     assert "EXP" not in text
 
 
-def test_quantised_tensors_of_two_scales_are_not_moved() -> None:
+def test_data_movement_of_two_scales_is_refused() -> None:
     tensors = [
         Spec((2,), "int8", scale=[0.1], point=[0]), Spec(data=ints(0)),
         Spec((2,), "int8", scale=[0.2], point=[0]),

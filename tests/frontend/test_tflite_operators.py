@@ -458,7 +458,7 @@ def test_quantized_data_movement_keeps_levels(name: str) -> None:
     agree(run(data, *inputs), litert(data, *inputs))
 
 
-def test_a_shape_that_is_data_may_leave_one_extent_open() -> None:
+def test_shape_that_is_data_may_leave_one_extent_open() -> None:
     ops = [Op("RESHAPE", [0, 1], [2], ("ReshapeOptions", {}))]
     data = model([Spec((2, 6)), Spec((2,), "int32"), Spec((-1, -1))], ops, [0, 1], [2])
     exe, x = ekiden.compile(data), floats(2, 6)
@@ -483,7 +483,7 @@ def test_every_operator_of_the_schema_is_supported_or_refused_with_a_reason() ->
     assert not CONVERTER_TABLE.keys() & REFUSAL_REASONS.keys()
 
 
-def test_a_refused_operator_says_why() -> None:
+def test_refused_operator_says_why() -> None:
     data, _ = built("SKIP_GRAM", [ints(1)], [Spec((1,), "int32")])
     with pytest.raises(UnsupportedError, match="SKIP_GRAM.*it takes strings"):
         ekiden.compile(data)
@@ -511,7 +511,7 @@ def test_broken_files_are_errors_of_ours() -> None:
             import_tflite(bytes(data))
 
 
-def test_an_operator_with_the_options_of_another_is_named() -> None:
+def test_mismatched_operator_options_are_refused() -> None:
     data, _ = built("REDUCE_WINDOW", CASES["windows 1"][1], [Spec((3, 2))],
                     ("Conv3DOptions", {}), (2, 3, 4))  # fmt: skip
     with pytest.raises(ImportModelError, match="REDUCE_WINDOW #0 't5': its tensors or options"):
@@ -520,9 +520,7 @@ def test_an_operator_with_the_options_of_another_is_named() -> None:
 
 @pytest.mark.parametrize("begin", [(1, 2), (0, 3)])
 @pytest.mark.parametrize("size", [(2, -1), (0, 2), (-1, -1)])
-def test_a_slice_whose_place_and_size_are_data(
-    begin: tuple[int, int], size: tuple[int, int]
-) -> None:
+def test_slice_of_runtime_begin_and_size(begin: tuple[int, int], size: tuple[int, int]) -> None:
     x = floats(4, 5)
     data, inputs = built("SLICE", [x, ints(*begin), ints(*size)], [Spec((-1, -1))])
     end = [d if s == -1 else b + s for d, b, s in zip(x.shape, begin, size, strict=True)]

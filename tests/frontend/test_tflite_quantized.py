@@ -266,7 +266,7 @@ def test_quantized_reduce_prod_matches_litert(
     check("REDUCE_PROD", ins, spec(left, dtype, *last), table, [data])
 
 
-def test_a_product_of_uint8_is_refused() -> None:
+def test_product_of_uint8_is_refused() -> None:
     ins = [spec((4, 3), "uint8"), Spec(data=np.array([1], np.int32))]
     op = [Op("REDUCE_PROD", [0, 1], [2], ("ReducerOptions", {"KeepDims": False}))]
     with pytest.raises(UnsupportedError, match="kernels of int8 and int16 are here"):

@@ -122,7 +122,7 @@ def test_integer_single_step_lstm_matches_litert() -> None:
     runs_agree("LSTM", args, 24, table, [out], between)
 
 
-def test_the_older_lstm_of_uint8() -> None:
+def test_legacy_uint8_lstm() -> None:
     steps: dict[str, Any] = {"scale": [1 / 128], "point": [128]}
     cell: dict[str, Any] = {"scale": [2.0**-11], "point": [0]}
     bias = Spec(data=RNG.integers(-30000, 30000, 4 * UNITS).astype(np.int32), scale=[0.01 / 128],
@@ -196,7 +196,7 @@ def test_unsupported_integer_recurrent_layers_are_refused() -> None:
     refused(lambda args, between: setattr(between[4], "scale", []), "kernels of quantised int8")
 
 
-def test_a_state_whose_zero_point_is_no_number_of_it_is_refused() -> None:
+def test_state_whose_zero_point_is_no_number_of_it_is_refused() -> None:
     args, between, out = lstm((BATCH, STEPS))
     args[18].point = [300]
     specs = [*args.values(), *between, out]

@@ -111,7 +111,7 @@ def _shift(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [_swap, _shift])
-def test_what_is_copied_and_written_keeps_its_values(function: Function) -> None:
+def test_written_copies_leave_original_unchanged(function: Function) -> None:
     result, reference = ([torch.zeros(1, 2), torch.ones(1, 2)] for _ in range(2))
     torch.compile(function, backend="ekiden")(*result)
     function(*reference)
@@ -126,7 +126,7 @@ def test_writes_into_saved_tensors_are_noticed() -> None:
         y.sum().backward()
 
 
-def test_dropouts_that_drop_nothing_give_their_input() -> None:
+def test_dropout_of_zero_returns_its_input() -> None:
     layer, x = nn.Dropout(0.5).eval(), torch.ones(3)
     results = torch.compile(lambda x: (layer(x), nn.functional.dropout(x, 0.0)), backend="ekiden")(
         x
@@ -163,7 +163,7 @@ def test_results_of_executables_have_memory_of_their_own(executor: str) -> None:
         assert x.tolist() == [1, 1, 1]
 
 
-def test_results_that_nobody_shares_are_not_copied() -> None:
+def test_unshared_results_are_not_copied() -> None:
     exe = ekiden.compile(nn.Linear(3, 4).eval(), (torch.ones(2, 3),))
     exe(np.ones((2, 3), np.float32))
     assert "own $" in exe.bytecode

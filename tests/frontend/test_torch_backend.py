@@ -40,7 +40,7 @@ class Small(nn.Module):
         return result.softmax(-1)
 
 
-def test_the_backend_is_found_by_its_name() -> None:
+def test_backend_is_found_by_its_name() -> None:
     assert "ekiden" in torch._dynamo.list_backends(exclude_tags=())
     model, x = Small().eval(), torch.randn(4, 6)
     with torch.no_grad():
@@ -313,7 +313,7 @@ def test_options_are_refused() -> None:
     relay.ExprVisitor().visit(body)
 
 
-def test_random_numbers_are_pytorchs_own() -> None:
+def test_random_numbers_equal_pytorch() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         order = torch.randperm(x.shape[0])
         return torch.rand(x.shape) * x, torch.randn_like(x.sin()) + x, order, torch.randint(9, (4,))

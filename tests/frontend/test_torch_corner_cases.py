@@ -145,7 +145,7 @@ def test_cummax_of_symbolic_extent_matches_pytorch() -> None:
             assert torch.equal(torch.from_dlpack(result), reference)
 
 
-def test_places_of_maxima_are_places_of_data() -> None:
+def test_argmax_indices_are_valid() -> None:
     x = torch.full((1, 2, 5, 6), -INF)
     x[0, 1, 2:, 3:] = torch.arange(9.0).reshape(3, 3)
     agree(
@@ -158,7 +158,7 @@ def test_places_of_maxima_are_places_of_data() -> None:
     )
 
 
-def test_views_by_steps_of_other_views() -> None:
+def test_strided_views_of_views() -> None:
     x = torch.arange(24.0).reshape(2, 3, 4)
     agree(
         (
@@ -213,7 +213,7 @@ class Shifted(nn.Module):
         return x.roll(-round(number * 3), -1) * number
 
 
-def test_an_element_of_a_constant_is_a_number() -> None:
+def test_constant_element_is_a_number() -> None:
     x = torch.randn(2, 5)
     program = import_program(decompose_program(export_module(Shifted(), [x])), "edges")
     result = Interpreter(relay.infer_type(program.to_module())).evaluate("main", x.numpy())

@@ -159,7 +159,7 @@ def test_unique_operators_match_pytorch() -> None:
 
 @alike(4)
 @pytest.mark.parametrize("shape", [(5, 2, 8), (2, 7, 8), (3, 2, 2, 8), (2, 7, 3, 8)])
-def test_layers_on_rows_of_several_axes(shape: tuple[int, ...]) -> None:
+def test_layers_on_batched_rows(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     check(nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 50)), torch.randn(shape))
 
@@ -172,7 +172,7 @@ def test_recurrent_layers_and_encoders_of_small_sizes() -> None:
     check(nn.TransformerEncoder(layer, 2), torch.randn(2, 7, 32))
 
 
-def test_an_exported_program_by_tvms_name() -> None:
+def test_exported_program_by_tvms_name() -> None:
     torch.manual_seed(0)
     module, x = nn.Linear(8, 48).eval(), torch.randn(5, 2, 8)
     program = torch.export.export(module, (x,))

@@ -38,7 +38,7 @@ H = Dim("h", min=2, max=64)
         (3 * H - 1, 8, 11, 12, "h * 3 - 1"),
     ],
 )
-def test_sizes_made_of_a_symbol_are_solved_for_it(
+def test_derived_sizes_are_solved_for_their_symbol(
     dim: object, size: int, other: int, refused: int, shown: str
 ) -> None:
     example = (torch.randn(3, size),)
@@ -95,7 +95,7 @@ def test_inputs_of_a_trace_have_its_dtypes(data: torch.Tensor, dtype: str) -> No
         (lambda: torch.jit.script(Next()), (1,), "float32"),
     ],
 )
-def test_a_dtype_that_is_said_wins_over_the_trace(
+def test_stated_dtype_overrides_trace(
     result: Callable[[], object], info: tuple[object, ...], dtype: str
 ) -> None:
     module, _ = relay.frontend.from_pytorch(result(), [("x", info)])

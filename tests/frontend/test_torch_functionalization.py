@@ -158,7 +158,7 @@ def test_random_programs_of_views_and_writes(programs: int) -> None:
     assert 0.1 < plain / programs < 0.9
 
 
-def test_an_input_that_is_written_is_refused() -> None:
+def test_input_that_is_written_is_refused() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         return x.add_(1) * 2
 

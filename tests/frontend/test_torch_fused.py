@@ -61,7 +61,7 @@ def test_attention_gives_its_weights(average: bool) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_the_fast_path_of_an_encoder_layer_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+def test_fast_path_of_an_encoder_layer_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
     """Without gradients PyTorch's layer is one operator; nothing of it runs eagerly."""
     torch.manual_seed(5)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()

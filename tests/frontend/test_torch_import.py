@@ -94,7 +94,7 @@ def test_weights_are_shared_not_copied() -> None:
     assert model.weight.data_ptr() in addresses and model.bias.data_ptr() in addresses
 
 
-def test_results_may_be_nested_and_sizes() -> None:
+def test_results_may_be_nested_or_sizes() -> None:
     def function(x: torch.Tensor) -> object:
         return {"a": x.relu(), "b": [x.sum(), x.shape[0] * 2 + 1]}
 
@@ -103,7 +103,7 @@ def test_results_may_be_nested_and_sizes() -> None:
     assert relu.numpy().max() == 0 and float(total.numpy()) == -10 and int(size.numpy()) == 11
 
 
-def test_sizes_that_are_data_have_names() -> None:
+def test_data_dependent_sizes_have_names() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         places = x.nonzero()
         return places * 2
@@ -211,7 +211,7 @@ def test_buffers_keep_their_values_between_runs(tmp_path: Path) -> None:
     assert exe.profile(x) is not None
 
 
-def test_an_input_that_is_changed_is_refused() -> None:
+def test_input_that_is_changed_is_refused() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x * 2
@@ -251,14 +251,14 @@ def test_custom_operator_converters_can_be_registered() -> None:
         del CONVERTER_TABLE["ekiden_test::twice"]
 
 
-def test_a_module_without_examples_is_refused() -> None:
+def test_module_without_examples_is_refused() -> None:
     with pytest.raises(CompileError) as caught:
         ekiden.compile(nn.Linear(2, 2))
     text = "example_inputs are missing: compile(module, (x, ...))"
     assert str(caught.value) == f"compile: module Linear: {text}"
 
 
-def test_examples_and_a_target_in_places_or_by_name() -> None:
+def test_examples_and_target_by_position_or_name() -> None:
     module, x = nn.Linear(2, 2).eval(), torch.ones(1, 2)
     expected = module(x).detach()
     for result in (
@@ -274,7 +274,7 @@ def test_examples_and_a_target_in_places_or_by_name() -> None:
         ekiden.compile(module, (x,), target="nothing")
 
 
-def test_a_program_takes_no_more_options() -> None:
+def test_exported_program_refuses_extra_options() -> None:
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(CompileError, match="is already exported: it takes no 'dynamic_shapes'"):
         ekiden.compile(program, dynamic_shapes=({0: Dim("n")},))
@@ -299,7 +299,7 @@ def test_bounds_of_dimensions_are_checked() -> None:
 # Files, TVM's name, what is imported.
 
 
-def test_a_saved_program_is_a_file(tmp_path: Path) -> None:
+def test_saved_program_is_a_file(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 2).eval(), torch.randn(2, 3)
     path = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(model, (x,)), path)

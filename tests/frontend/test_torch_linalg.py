@@ -108,7 +108,7 @@ def test_linalg_results_match_pytorch(name: str) -> None:
             np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-3)
 
 
-def test_an_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
+def test_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
     """4 eps * 1 is above the second singular value."""
     x = torch.diag(torch.tensor([1.0, 1e-7]))
     exe = compiled(lambda a: torch.linalg.pinv(a, atol=1e-9), x, batched=False)
@@ -162,7 +162,7 @@ def test_matrices_of_large_and_small_numbers() -> None:
          "matrix is not positive definite"),
     ],
 )  # fmt: skip
-def test_what_has_no_result_names_node_and_matrix(
+def test_failing_decomposition_names_node_and_matrix(
     function: Callable[[Tensor], Tensor], message: str, executor: str
 ) -> None:
     good = torch.eye(3).repeat(2, 1, 1)

@@ -122,7 +122,7 @@ def test_views_of_truth_values_are_bytes() -> None:
     _check(lambda x: x.view(torch.bool), torch.tensor([1, 0], dtype=torch.uint8))
 
 
-def test_where_of_a_condition_alone_gives_places() -> None:
+def test_where_of_a_condition_returns_indices() -> None:
     _check(lambda x: torch.where(x > 0), torch.tensor([[1.0, -1.0], [0.0, 2.0]]))
 
 

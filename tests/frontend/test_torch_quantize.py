@@ -79,7 +79,7 @@ def test_products_are_of_bytes(kind: type[nn.Module]) -> None:
     assert np.mean(np.abs(actual - expected) > 1e-3 * np.abs(expected).max()) < 0.05
 
 
-def test_a_mask_says_what_was_cut_off() -> None:
+def test_fake_quantize_mask_marks_clipped_values() -> None:
     x = torch.tensor([-100.0, -0.5, 0.24, 0.26, 100.0])
 
     class Masked(nn.Module):

@@ -53,7 +53,7 @@ def test_recurrent_layers_match_pytorch(kind: str, options: dict[str, object]) -
     agree(getattr(torch.nn, kind)(5, 9, **options), (torch.randn(4, 3, 5),))
 
 
-def test_a_plain_layer_of_relu() -> None:
+def test_plain_layer_of_relu() -> None:
     torch.manual_seed(1)
     agree(torch.nn.RNN(5, 9, nonlinearity="relu"), (torch.randn(4, 3, 5),))
 

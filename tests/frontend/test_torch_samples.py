@@ -62,7 +62,7 @@ def test_modules_agree(coverage: Any) -> None:  # noqa: ANN401
         assert coverage.check_sample(case) == ""
 
 
-def test_the_page_counts_what_agrees(coverage: Any) -> None:  # noqa: ANN401
+def test_coverage_page_counts_agreeing_samples(coverage: Any) -> None:  # noqa: ANN401
     lines = [
         {"name": "a", "variant": "", "dtype": "int64", "results": ["", "differs: | 3"]},
         {"name": "b", "variant": "", "dtype": "int64", "results": ["skipped: complex"]},

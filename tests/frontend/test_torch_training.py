@@ -141,7 +141,7 @@ def test_error_checks_in_graphs_match_eager(function: Function, has_gradient: bo
     assert backend.counters == {"compiled": 1}
 
 
-def test_a_singular_matrix_is_pytorchs_own_error() -> None:
+def test_singular_matrix_is_pytorchs_own_error() -> None:
     compiled = torch.compile(torch.linalg.inv, backend="ekiden")
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):  # type: ignore[attr-defined]
         compiled(torch.zeros(3, 3))

@@ -117,7 +117,7 @@ def test_detector_operators_match_torchvision(library: object) -> None:
         ("nearest", (3, 5, 4)),
     ],
 )
-def test_the_gradient_of_sampling_at_a_grid(mode: str, padding: str, sizes: tuple[int]) -> None:
+def test_gradient_of_sampling_at_a_grid(mode: str, padding: str, sizes: tuple[int]) -> None:
     """Ours, by plain operators, and PyTorch's own, at places outside too."""
     places = torch.rand(2, *(2,) * len(sizes), len(sizes), dtype=torch.float64) * 2.6 - 1.3
     x, grid = torch.randn(2, 3, *sizes, dtype=torch.float64).requires_grad_(), places

@@ -54,7 +54,7 @@ def _needs(package: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_several_configurations_is_small(zoo: ModuleType) -> None:
+def test_model_of_several_configurations_is_small(zoo: ModuleType) -> None:
     _needs("transformers")
     model = zoo.PACKAGES["transformers"].build("llava", 1_000_000)  # 7,000 million by itself
     assert model.axes_of("input_ids") == {0: "batch", 1: "length"}
@@ -108,7 +108,7 @@ def test_per_layer_config_lists_are_truncated(zoo: ModuleType) -> None:
     assert result.image_token_id == way._PLACEHOLDER  # the class leaves it open
 
 
-def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
+def test_kernels_without_compiled_code_are_refused(zoo: ModuleType) -> None:
     class Executable:
         inputs = ()
 
@@ -203,7 +203,7 @@ def test_exporter_differences_are_classified(
     assert line["onnxruntime"] == pytest.approx(reference - 1)
 
 
-def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
+def test_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
     torch = pytest.importorskip("torch", reason="the package torch is not installed")
     model = zoo.ZooModel(lambda x: (x - 1) * 1e6, {"x": torch.ones(2)})
     wrong = {"ekiden": lambda: lambda inputs: [inputs[0].numpy()]}
