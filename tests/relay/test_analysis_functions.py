@@ -95,13 +95,13 @@ def test_type_without_a_kind_is_refused(kind: relay.Type, message: str) -> None:
         assert str(caught.value) == f"kind check: {message}"
 
 
-def test_an_annotation_without_a_kind_is_not_well_formed() -> None:
+def test_annotation_of_wrong_kind_is_ill_formed() -> None:
     x = Var("x", relay.TypeCall(BOX, ()))
     module = IRModule({"main": Function((x,), x, None)}, BOXES.type_definitions)
     assert find_errors(module) == ["@main: kind check: Box: expected arguments for [a], got 0"]
 
 
-def test_a_type_variable_must_be_bound() -> None:
+def test_unbound_type_variable_is_ill_formed() -> None:
     x = Var("x", A)
     assert find_errors(IRModule.from_expr(Function((x,), x, None))) == [
         "@main: type variable a is used where it is not bound"
@@ -228,7 +228,7 @@ def test_call_graph_lists_callees() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_chain_of_functions_is_no_recursion() -> None:
+def test_long_chain_of_functions_is_no_recursion() -> None:
     names = [GlobalVar(f"f{i}") for i in range(20_000)]
     functions = {g: Function((), relay.Tuple(()), None) for g in names[-1:]}
     for g, callee in pairwise(names):
@@ -298,7 +298,7 @@ def network() -> IRModule:
     return relay.infer_type(IRModule.from_expr(Function((x,), dense, None)))
 
 
-def test_layers_and_multiplications_of_a_network() -> None:
+def test_layer_and_mac_counts_of_a_network() -> None:
     module = network()
     assert count_layers(module, ["nn.conv2d"]) == 2
     assert count_layers(module, ["nn.conv2d", "nn.dense"]) == 3
@@ -333,12 +333,12 @@ PRODUCTS = [
 @pytest.mark.parametrize(
     ("call", "macs"), PRODUCTS, ids=[f"{n}-{c.op.name}" for n, (c, _) in enumerate(PRODUCTS)]
 )
-def test_products_say_how_often_they_multiply(call: Call, macs: int) -> None:
+def test_matmul_mac_counts(call: Call, macs: int) -> None:
     function = Function(relay.analysis.free_vars(call), call)
     assert get_total_mac_number(relay.infer_type(IRModule.from_expr(function))) == macs
 
 
-def test_every_convolution_and_product_says_how_often_it_multiplies() -> None:
+def test_mac_counts_of_convolutions_and_matmuls() -> None:
     named = {n for n in OPS if re.search("conv.d|matmul|dense", n)}
     assert {n for n in named if OPS[n].macs is None} == {
         "nn.contrib_conv2d_winograd_weight_transform", "sparse_to_dense", "dyn.sparse_to_dense",
@@ -358,13 +358,13 @@ def test_fused_functions_are_found_once() -> None:
     assert extract_fused_functions(plain).keys() == extract_fused_functions(module).keys()
 
 
-def test_a_let_without_a_use_is_found_in_every_function() -> None:
+def test_let_without_a_use_is_found_in_every_function() -> None:
     v = Var("v")
     function = Function((), Let(v, relay.const(1), relay.const(2)), None)
     assert [let.var for let in dead_bindings(function)] == [v]
 
 
-def test_a_relation_between_types_is_a_constraint() -> None:
+def test_relation_between_types_is_a_constraint() -> None:
     """TVM's nodes: kept, compared, printed and saved, and refused where a function must have it."""
     a, b = relay.TypeVar("a"), relay.TypeVar("b")
     broadcast = ir.EnvFunc.get("tvm.relay.type_relation.Broadcast")

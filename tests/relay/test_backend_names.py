@@ -60,7 +60,7 @@ def _doubled() -> tuple[relay.Var, IRModule]:
     return x, IRModule.from_expr(relay.Function([x], x + x))
 
 
-def test_the_graph_executor_converts_arrays_and_the_others_do_not() -> None:
+def test_only_graph_executor_converts_arrays() -> None:
     _, module = _doubled()
     run = relay.create_executor("graph", module).evaluate()
     assert run(np.array([1, 2, 3])).numpy().tolist() == [2, 4, 6]

@@ -69,7 +69,7 @@ def test_boxes_do_not_overlap_and_stay_inside() -> None:
             assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
 
 
-def test_a_fused_function_lists_its_operators_and_constants_stand_in_their_box() -> None:
+def test_fused_function_box_lists_operators_and_constants() -> None:
     x = relay.var("x", shape=(2, 3))
     total = relay.nn.relu(relay.add(x, relay.const(np.ones((2, 3), "float32"))))
     mod = relay.transform.InferType()(IRModule.from_expr(relay.Function([x], total)))
@@ -92,7 +92,7 @@ def test_names_are_escaped() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_chain_needs_no_recursion() -> None:
+def test_long_chain_needs_no_recursion() -> None:
     value = x = relay.var("x", shape=(1,))
     for _ in range(3000):
         value = relay.exp(value)

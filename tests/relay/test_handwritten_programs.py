@@ -23,7 +23,7 @@ DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.mark.parametrize("options", [{}, {"tier": "quick"}, {"executor": "aot"}])
-def test_a_function_is_a_program(options: dict[str, str]) -> None:
+def test_function_is_a_program(options: dict[str, str]) -> None:
     made = ekiden.compile(relay.Function([X], relay.multiply(X, X)), **options)  # type: ignore[arg-type]
     assert np.array_equal(made(DATA).numpy(), DATA * DATA)
 
@@ -106,7 +106,7 @@ def test_functions_may_share_variables_and_be_kernels(marks: dict[str, object]) 
     assert np.array_equal(made(DATA).numpy(), DATA**4)
 
 
-def test_a_kernel_may_be_a_value_and_part_of_another() -> None:
+def test_primitive_function_may_be_a_value() -> None:
     square = relay.Function([X], relay.multiply(X, X)).with_attr("Primitive", 1)
     more = relay.Function([X], relay.add(relay.Call(G, [X]), X)).with_attr("Primitive", 1)
     chosen = relay.If(relay.any(relay.greater(X, relay.const(4.0))), G, H)

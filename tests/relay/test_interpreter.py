@@ -175,7 +175,7 @@ def test_loops_need_no_recursion_depth(turns: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_in_a_local_function_and_over_a_list() -> None:
+def test_loop_in_a_local_function_and_over_a_list() -> None:
     module = parse(
         LIST
         + """
@@ -193,7 +193,7 @@ def test_a_loop_in_a_local_function_and_over_a_list() -> None:
     assert Interpreter(module, depth_limit=3).evaluate("main", np.int32(2000)) == 2001000
 
 
-def test_a_recursion_deeper_than_the_limit_is_refused() -> None:
+def test_recursion_deeper_than_the_limit_is_refused() -> None:
     module = parse(LOOPS)
     assert Interpreter(module, depth_limit=100).evaluate("deep", np.int32(99)) == 99
     with pytest.raises(RunError) as caught:
@@ -204,13 +204,13 @@ def test_a_recursion_deeper_than_the_limit_is_refused() -> None:
     )
 
 
-def test_an_endless_recursion_ends_with_an_error() -> None:
+def test_endless_recursion_ends_with_an_error() -> None:
     module = parse("def @f(%n: int32) -> int32 { 1 + @f(%n) }")
     with pytest.raises(RunError, match="^call of f: more than 5000 calls"):
         Interpreter(module, depth_limit=5000).evaluate("f", np.int32(0))
 
 
-def test_a_shared_value_is_evaluated_where_it_is_first_needed() -> None:
+def test_shared_value_is_evaluated_at_first_use() -> None:
     text = """
         let %r = ref(0);
         %0 = { ref_write(%r, ref_read(%r) + 1); ref_read(%r) };
@@ -243,7 +243,7 @@ def test_references_are_shared_by_closures_and_data() -> None:
     assert Interpreter(module).evaluate("main") == (3, 300)
 
 
-def test_a_function_over_named_dimensions_calls_itself() -> None:
+def test_function_over_named_dimensions_calls_itself() -> None:
     """Halve the rows until one is left: each activation has its own n."""
     module = parse(
         """

@@ -70,6 +70,6 @@ def test_long_program_goes_through_every_pass_to_bytecode(
 
 
 @lengths
-def test_a_deep_recursion_is_interpreted(length: int) -> None:
+def test_deep_recursion_is_interpreted(length: int) -> None:
     text = "def @main(%n: int32) -> int32 { if (%n == 0) { 0 } else { 1 + @main(%n - 1) } }"
     assert Interpreter(parse(text)).evaluate("main", np.int32(length)) == length

@@ -87,7 +87,7 @@ D = ("add",), ["x", "y", "add", "exp"]
     assert [line for line, _ in lists_of_operators(text)] == [2, 3, 4, 5]
 
 
-def test_the_columns_agree_with_the_rest_of_a_row() -> None:
+def test_operator_columns_are_consistent() -> None:
     for name, row in OPS.items():
         assert not row.fast or OPS[row.fast].attrs is row.attrs, name
         assert not row.commutes or len(row.arguments) == 2, name

@@ -331,7 +331,7 @@ def test_library_text_is_relay_text() -> None:
         assert read_std(name).count('#[version = "0.0.5"]') == 1
 
 
-def test_a_module_gives_the_definition_of_a_type() -> None:
+def test_module_returns_type_definitions() -> None:
     module = relay.IRModule()
     prelude = relay.Prelude(module)
     header, cons, nil = prelude.mod.get_type("List")

@@ -142,7 +142,7 @@ def test_types_are_checked() -> None:
     )
 
 
-def test_an_argument_does_not_change() -> None:
+def test_argument_does_not_change() -> None:
     x = relay.var("x", shape=(3,))
     with pytest.raises(EkidenError, match="parameter 'x' is read and written"):
         ekiden.compile(module_of(lambda f, v: f(v), in_place, x))
@@ -155,7 +155,7 @@ def test_text_and_json_of_such_a_module() -> None:
     assert structural_equal(ekiden.load_json(ekiden.save_json(module)), module)
 
 
-def test_an_operator_and_a_loop_program_side_by_side() -> None:
+def test_operator_and_prim_func_calls_in_one_function() -> None:
     """What is fused around a call stays around it: two kernels, and the program's own."""
     x = relay.var("x", shape=(3,))
     module = module_of(lambda f, v: relay.exp(f(relay.nn.relu(v))), addone, x)

@@ -103,7 +103,7 @@ def test_python_values_become_constants() -> None:
     assert relay.const(True).data.numpy().item() is True
 
 
-def test_nodes_take_lists_and_places() -> None:
+def test_constructors_accept_lists_and_spans() -> None:
     x = relay.var("x", "float32")
     place = relay.Span(relay.SourceName("Add0"), 1, 2, 3, 4)
     call = relay.Call(relay.op.get("add"), [x, x], None, None, place)
@@ -316,7 +316,7 @@ def test_mutator_rebuilds_what_changes() -> None:
     assert relay.ExprMutator().visit(function) is function
 
 
-def test_deep_programs_need_no_more_stack_than_they_have() -> None:
+def test_visitors_do_not_recurse_over_depth() -> None:
     x = relay.var("x", "float32")
     body: relay.Expr = x
     for _ in range(20_000):
@@ -332,7 +332,7 @@ def test_deep_programs_need_no_more_stack_than_they_have() -> None:
 # Places
 
 
-def test_names_are_where_tvm_has_them() -> None:
+def test_names_are_importable_from_tvm_paths() -> None:
     assert relay.nn.conv2d is relay.op.nn.conv2d and relay.add is relay.op.add
     assert relay.image is relay.op.image and relay.op.op.get("add") is relay.op.get("add")
     assert relay.adt.Clause is relay.Clause and relay.function.Function is relay.Function

@@ -126,7 +126,7 @@ def test_recursion_matches_python() -> None:
     assert run(factorial, 6) == 720
 
 
-def test_call_of_another_script_brings_it_along() -> None:
+def test_called_script_is_imported() -> None:
     assert run(calls_another, 4) == 26
     assert {g.name_hint for g in calls_another.module.functions} == {"factorial", "calls_another"}
 
@@ -192,7 +192,7 @@ def test_match_statement_matches_constructors() -> None:
         assert plain(executor.evaluate(script(items))) == expected
 
 
-def test_python_values_are_decided_when_it_is_read() -> None:
+def test_python_values_are_constants_at_parse_time() -> None:
     layers, training = (1.0, 2.0), False
 
     @relay.script

@@ -22,7 +22,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_examples() -> None:
     assert len(blocks("relay")) >= 8 and len(blocks("relay-error")) >= 4
 
 
@@ -46,7 +46,7 @@ def test_error_of_the_page(block: str) -> None:
     assert f"{caught.value}\n" == message
 
 
-def test_the_grammar_has_every_mark_and_operator() -> None:
+def test_grammar_lists_every_token_and_operator() -> None:
     grammar = "\n".join(blocks("text"))
     missing = {m for m in (*PUNCTUATION_TOKENS, *INFIX_OPERATORS) if f'"{m}"' not in grammar}
     assert missing == set()

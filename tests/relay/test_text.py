@@ -214,7 +214,7 @@ def test_type_errors_name_the_place_in_the_text() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_cut_text_is_refused_with_a_place_and_nothing_else(name: str) -> None:
+def test_truncated_text_error_has_a_location(name: str) -> None:
     """What is left is refused with a place, or is the program's first definitions, whole."""
     whole = parse(PROGRAMS[name])
     text, refused = whole.astext(), 0
@@ -246,7 +246,7 @@ def test_types_nested_without_end_are_refused(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_random_cuts_and_words_give_no_other_errors() -> None:
+def test_mutated_text_gives_only_parse_errors() -> None:
     random = np.random.default_rng(7)
     words = [
         "%x",

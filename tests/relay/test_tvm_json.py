@@ -100,7 +100,7 @@ def module(doc: Document, **more: object) -> str:
     return doc("IRModule", functions=doc.map(name, function), type_definitions=0, attrs=0)
 
 
-def test_a_module_is_the_one_of_the_same_text() -> None:
+def test_module_is_the_one_of_the_same_text() -> None:
     doc = Document()
     loaded = doc.load(module(doc))
     assert isinstance(loaded, IRModule)
@@ -158,7 +158,7 @@ def test_unsupported_tvm_nodes_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_program_is_read_without_recursion() -> None:
+def test_long_program_is_read_without_recursion() -> None:
     doc = Document()
     at = doc.var("x")
     for _ in range(3000):

@@ -35,14 +35,14 @@ def test_modules_import_by_their_path(path: str) -> None:
     assert importlib.import_module(path).__name__ == path
 
 
-def test_importers_stand_in_their_modules() -> None:
+def test_importers_are_in_tvm_modules() -> None:
     result = importlib.import_module("ekiden.relay.frontend.onnx").from_onnx
     assert result is relay.frontend.from_onnx is relay.frontend.onnx.from_onnx
     with pytest.raises(AttributeError, match="'ekiden.relay.frontend.onnx' has no attribute"):
         _ = relay.frontend.onnx.from_caffe
 
 
-def test_timings_are_of_the_class_in_the_module_of_modules() -> None:
+def test_timing_result_class_is_tvms() -> None:
     x = relay.var("x", shape=(2,))
     made = relay.vm.compile(relay.IRModule.from_expr(relay.Function([x], x + x)), "llvm")
     vm = tvm.runtime.vm.VirtualMachine(made, tvm.cpu())
@@ -50,7 +50,7 @@ def test_timings_are_of_the_class_in_the_module_of_modules() -> None:
     assert isinstance(result, tvm.runtime.module.BenchmarkResult)
 
 
-def test_a_table_of_patterns_is_what_merging_takes() -> None:
+def test_pattern_table_is_input_of_merge_composite() -> None:
     @register_pattern_table("test-compiler")
     def table() -> list[tuple[object, ...]]:
         return [("test.dense_relu", is_op("nn.relu")(is_op("nn.dense")(wildcard(), wildcard())))]
@@ -77,7 +77,7 @@ def test_legacy_integer_table_is_the_function() -> None:
         run_const_expr(relay.var("x", shape=()))
 
 
-def test_the_old_name_of_a_pass_context() -> None:
+def test_old_name_of_a_pass_context() -> None:
     with relay.build_config(opt_level=1, disabled_pass=["FuseOps"]):
         current = PassContext.current()
         assert current.opt_level == 1 and current.disabled_pass == {"FuseOps"}
@@ -85,7 +85,7 @@ def test_the_old_name_of_a_pass_context() -> None:
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_the_offsets_of_a_deformable_convolution_are_inferred(layout: str) -> None:
+def test_offsets_of_a_deformable_convolution_are_inferred(layout: str) -> None:
     shape = (1, 4, 9, 8) if layout == "NCHW" else (1, 9, 8, 4)
     x, offset, weight = relay.var("x", shape=shape), relay.var("o"), relay.var("w")
     call = relay.nn.deformable_conv2d(
@@ -99,7 +99,7 @@ def test_the_offsets_of_a_deformable_convolution_are_inferred(layout: str) -> No
     assert dims == ([1, 24, 5, 7] if layout == "NCHW" else [1, 5, 7, 24])
 
 
-def test_suppression_that_gives_no_indices_needs_none() -> None:
+def test_nms_without_return_indices_needs_no_indices() -> None:
     boxes = relay.var("boxes", shape=(1, 3, 6))
     result = relay.vision.non_max_suppression(
         boxes, relay.const(np.int32([3])), boxes, return_indices=False
@@ -108,7 +108,7 @@ def test_suppression_that_gives_no_indices_needs_none() -> None:
     assert [int(d) for d in relay.transform.InferType()(module)["main"].ret_type.shape] == [1, 3, 6]
 
 
-def test_spellings_and_forms_that_tvm_takes() -> None:
+def test_tvm_argument_spellings() -> None:
     x = relay.const(np.arange(8, dtype="float32").reshape(1, 8, 1, 1))
     crd, cdr = (run_const_expr(relay.nn.depth_to_space(x, 2, mode=m)) for m in ("CRD", "CDR"))
     np.testing.assert_array_equal(crd, cdr)
@@ -120,7 +120,7 @@ def test_spellings_and_forms_that_tvm_takes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("border", ["inside", "zeros"])
-def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> None:
+def test_deformable_convolution_border(border: str) -> None:
     """TVM takes 0 for places before the image, and interpolates with zeros behind its last pixels;
     ONNX and PyTorch do so on all sides."""
     image = np.arange(1, 5, dtype="float32").reshape(1, 1, 2, 2)
@@ -136,7 +136,7 @@ def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> 
         assert result.tolist() == [first, [1.5, 2]]
 
 
-def test_the_interpreter_shows_a_value_to_a_function() -> None:
+def test_interpreter_shows_a_value_to_a_function() -> None:
     seen: list[object] = []
     x = relay.var("x", shape=(2,))
     shown = relay.op.debug(x * x, lambda value: seen.append(value.numpy().tolist()))
@@ -174,7 +174,7 @@ def test_annotation_hints_do_not_change_results() -> None:
     assert run(np.float32([1, 2]))[1][0].numpy().tolist() == [2, 4]
 
 
-def test_a_device_without_a_target_has_none() -> None:
+def test_device_without_a_target_has_none() -> None:
     call = relay.annotation.on_device(relay.var("x"), "cuda")
     assert call.attrs.virtual_device.target is None
 
@@ -195,7 +195,7 @@ def test_convolutions_in_blocks_of_channels_have_tvms_names() -> None:
     assert f1 != f3
 
 
-def test_a_slice_with_more_ends_than_beginnings_keeps_its_layout() -> None:
+def test_slice_with_more_ends_than_beginnings_keeps_its_layout() -> None:
     x, w = relay.var("x", shape=(1, 8, 4, 4)), relay.var("w", shape=(8, 8, 1, 1))
     sliced = relay.strided_slice(relay.nn.conv2d(x, w), begin=[0, 1], end=[1, -1, 3])
     module = tvm.IRModule.from_expr(sliced)

@@ -80,7 +80,7 @@ def test_operators_of_the_dialect_stand_beside_their_module() -> None:
     assert relay.qnn.requantize is relay.qnn.op.requantize is relay.qnn.op.qnn.requantize
 
 
-def test_other_names_of_dtypes_are_those_of_this_place() -> None:
+def test_dtype_aliases() -> None:
     """TVM's "float" is float32: NumPy's would be float64."""
     one = relay.const(np.array([1, 2], np.int32))
     result = [
@@ -97,7 +97,7 @@ def test_other_names_of_dtypes_are_those_of_this_place() -> None:
 
 
 @pytest.mark.quick
-def test_no_folder_takes_the_place_of_an_operator() -> None:
+def test_packages_do_not_shadow_operators() -> None:
     """`relay.std` was the folder of the standard library, and no call of it ran."""
     names = (item for item in relay.op.__all__ if callable(getattr(relay.op, item)))
     assert [item for item in names if not callable(getattr(relay, item))] == []

@@ -340,7 +340,7 @@ def test_html_shows_the_program_and_escapes_it() -> None:
     assert module["main"]._repr_html_() is not None
 
 
-def test_an_arm_and_a_field_may_bind() -> None:
+def test_match_arms_and_fields_bind() -> None:
     """Without brackets, as TVM's users write them."""
     module = parse("""type Box { Full(int32), Empty, }
 def @f(%b: Box) -> int32 {
@@ -355,7 +355,7 @@ def @g(%x: int32) { ({ %0 = add(%x, 1); multiply(%0, %0) }, %x) }""")
     assert structural_equal(parse(astext(module)), module)
 
 
-def test_a_number_alone_is_an_axis_of_several() -> None:
+def test_scalar_axis_is_accepted_for_axes() -> None:
     x = "%x: Tensor[(2, 3), float32]"
     alone, several = (parse_expr(f"fn ({x}) {{ reverse(%x, axis={a}) }}") for a in ("1", "(1,)"))
     assert structural_equal(alone, several)

@@ -95,7 +95,7 @@ def test_expression_type_is_inferred(text: str, expected: str) -> None:
     assert format_type(infer_expr_type(parse_expr(text))) == expected
 
 
-def test_callee_dimensions_are_chosen_by_the_call() -> None:
+def test_callee_dimensions_are_instantiated_per_call() -> None:
     module = parse(
         """
         def @twice(%x: Tensor[(k, 2), float32]) -> Tensor[(k * 2, 2), float32] {
@@ -195,7 +195,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("body", "expected"), USES, ids=[t for t, _ in USES])
-def test_a_polymorphic_value_is_taken_for_its_use(body: str, expected: str) -> None:
+def test_polymorphic_value_is_instantiated_at_its_use(body: str, expected: str) -> None:
     main = typed("def @main() { " + body + " }")["main"]
     assert isinstance(main, Function) and main.ret_type is not None
     assert format_type(main.ret_type) == (expected or "((int32, int32), (float32, float32))")
@@ -217,7 +217,7 @@ def test_left_out_types_are_filled_in() -> None:
     assert structural_equal(parse(text), module)
 
 
-def test_a_constructor_is_a_polymorphic_function() -> None:
+def test_constructor_is_a_polymorphic_function() -> None:
     module = parse(LIST)
     _, cons, nil = module.get_type("List")
     assert isinstance(cons, Constructor) and isinstance(nil, Constructor)
@@ -227,7 +227,7 @@ def test_a_constructor_is_a_polymorphic_function() -> None:
     assert infer_expr_type(cons(const(1), nil()), module) == header(tensor_type((), "int32"))
 
 
-def test_a_pattern_annotation_is_enough() -> None:
+def test_pattern_annotation_is_enough() -> None:
     """fn (%x) { match (Cons(%x, Nil)) { Cons(%v: Tensor[(2, 2)], _) => (), _ => () } }"""
     module = parse(LIST)
     _, cons, nil = module.get_type("List")
@@ -240,7 +240,7 @@ def test_a_pattern_annotation_is_enough() -> None:
     assert infer_expr_type(function, module) == FuncType([square], TupleType([]))
 
 
-def test_an_unknown_function_is_known_by_its_call() -> None:
+def test_unknown_function_type_is_inferred_from_its_call() -> None:
     x, f = var("x", "int32"), var("f")
     number = tensor_type((), "int32")
     function = Function((x, f), Call(f, (x,)), number)
@@ -261,7 +261,7 @@ def test_mutual_recursion_without_annotations() -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_holes_is_solved() -> None:
+def test_chain_of_holes_is_solved() -> None:
     """let %f0 = fn (%x) { %x }; let %f1 = fn (%x) { %f0(%x) }; ... %f2000(1)"""
     text = "let %f0 = fn (%x) { %x };"
     text += "".join(f"let %f{i} = fn (%x) {{ %f{i - 1}(%x) }};" for i in range(1, 2_001))
@@ -294,7 +294,7 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("body", "shape", "expected"), PARAMETERS, ids=[p[0] for p in PARAMETERS])
-def test_a_parameter_has_the_type_that_its_layer_needs(
+def test_parameter_has_the_type_that_its_layer_needs(
     body: str, shape: tuple[int, ...], expected: str
 ) -> None:
     data = format_type(tensor_type(shape))
@@ -315,7 +315,7 @@ def test_every_vector_of_a_norm_has_the_type_of_its_axis() -> None:
     assert [format_type(t) for t in kind.arg_types[1:]] == ["Tensor[(6,), float32]"] * 4
 
 
-def test_a_weight_without_a_size_stays_unknown() -> None:
+def test_weight_without_a_size_stays_unknown() -> None:
     with pytest.raises(TypeInferenceError, match="^the type of %w: expected enough to infer it"):
         parse("def @main(%x: Tensor[(2, 8), float32], %w) { nn.dense(%x, %w) }")
 

@@ -115,7 +115,7 @@ def test_match_maps_subpatterns_to_expressions() -> None:
     assert result[total] == [expr] and result[c] == [one] and result[x][0] is expr.args[1]
 
 
-def test_a_failed_alternative_leaves_nothing_behind() -> None:
+def test_failed_pattern_alternative_binds_nothing() -> None:
     x = wildcard()
     left, right = is_op("exp")(x) + is_op("exp")(x), is_op("exp")(x) + is_op("tanh")(wildcard())
     result = find_match(left | right, op.add(op.exp(X), op.tanh(Y)))
@@ -148,7 +148,7 @@ def test_every_path_must_begin_at_the_parent() -> None:
     assert not DIAMOND.match(_diamond(through=False))
 
 
-def test_no_use_of_the_parent_may_go_around_the_child() -> None:
+def test_dominator_refuses_uses_that_bypass_the_child() -> None:
     assert not is_tuple((DIAMOND, wildcard())).match(_diamond(extra=True))
 
 
@@ -161,12 +161,12 @@ def test_dominator_path_may_be_long() -> None:
     assert pattern.match(chain)
 
 
-def test_an_unknown_operator_is_an_error() -> None:
+def test_unknown_operator_is_an_error() -> None:
     with pytest.raises(KeyError, match="no operator 'nn.conv4d'"):
         is_op("nn.conv4d")
 
 
-def test_a_wildcard_that_leads_back_matches_chains() -> None:
+def test_wildcard_that_leads_back_matches_chains() -> None:
     again = wildcard()
     chain = is_op("exp")(again)
     again.redirect_to(chain | is_op("add")(wildcard(), wildcard()))

@@ -68,7 +68,7 @@ def test_rewrite_once_makes_one_round() -> None:
     assert structural_equal(rewrite(callback, op.exp(negated(X, 2))), op.exp(X), True)
 
 
-def test_a_chain_of_constants_folds() -> None:
+def test_chain_of_constants_folds() -> None:
     expr: Expr = X
     for i in range(20):
         expr = op.add(expr, const(float(i)))
@@ -123,7 +123,7 @@ def test_non_terminating_callback_is_an_error() -> None:
         rewrite(Swap(), op.subtract(X, Y))
 
 
-def test_a_callback_that_makes_the_same_again_comes_to_an_end() -> None:
+def test_idempotent_callback_terminates() -> None:
     class Again(DFPatternCallback):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def test_a_callback_that_makes_the_same_again_comes_to_an_end() -> None:
     assert rewrite(Again(), expr) is expr
 
 
-def test_a_callback_that_gives_no_expression_is_an_error() -> None:
+def test_callback_that_gives_no_expression_is_an_error() -> None:
     class Forget(DropDoubleNegation):
         def callback(self, pre: Expr, post: Expr, node_map: NodeMap) -> Expr:
             return None  # type: ignore[return-value]
@@ -180,7 +180,7 @@ def test_matches_do_not_overlap() -> None:
     assert args == (X,)
 
 
-def test_a_value_used_outside_stays_outside() -> None:
+def test_value_used_outside_stays_outside() -> None:
     product = op.multiply(X, Y)
     expr = op.subtract(op.add(product, Z), product)
     assert partition(MULTIPLY_ADD, expr) is expr
@@ -196,7 +196,7 @@ def test_constants_that_a_pattern_names_move_inside() -> None:
 
 
 @pytest.mark.parametrize("argument", [None, [wildcard(), wildcard()]])
-def test_what_uses_the_parameters_of_a_function_stays_in_it(
+def test_partition_keeps_parameter_uses_inside_function(
     argument: list[DFPattern] | None,
 ) -> None:
     """A wildcard for the body stands for all of it; what the body takes from outside is given."""

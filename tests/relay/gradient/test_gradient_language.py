@@ -232,7 +232,7 @@ def test_zero_gradient_of_branch_not_taken_stays_zero() -> None:
     assert dx == 2
 
 
-def test_results_beside_the_first_come_along() -> None:
+def test_gradient_returns_other_results_unchanged() -> None:
     text = (
         LIST
         + """
@@ -301,14 +301,14 @@ def test_doubling_functions_do_not_grow_exponentially() -> None:
         ),
     ],
 )
-def test_what_has_no_gradient_in_the_language_is_named(text: str, message: str) -> None:
+def test_constructs_without_gradient_are_named(text: str, message: str) -> None:
     module = parse(text)
     with pytest.raises(DifferentiationError) as caught:
         gradient(module.get_global_var("main"), module)
     assert str(caught.value) == message
 
 
-def test_first_order_mode_refuses_what_is_no_graph() -> None:
+def test_first_order_mode_refuses_control_flow() -> None:
     module = parse(RECURSION)
     with pytest.raises(DifferentiationError, match='expected mode "higher_order"'):
         gradient(module.get_global_var("main"), module, mode="first_order")

@@ -45,7 +45,7 @@ def text_gradient(text: str, *args: Array) -> list[Array]:
 # The language.
 
 
-def test_lets_and_functions_are_seen_through() -> None:
+def test_gradient_through_lets_and_functions() -> None:
     (grad,) = text_gradient(
         """def @square(%x: float32) -> float32 { multiply(%x, %x) }
            def @main(%x: float32) {
@@ -91,7 +91,7 @@ def test_gradient_is_of_the_first_result() -> None:
     assert run(gradient(both), np.zeros(2, "f"))[1][0].tolist() == [1, 1]
 
 
-def test_what_a_result_does_not_depend_on_gets_zeros() -> None:
+def test_independent_inputs_get_zero_gradients() -> None:
     x, n = var("x", shape=(2,)), var("n", shape=(3,), dtype="int32")
     result = gradient(Function([x, n], op.exp(op.zeros_like(x))))
     _, grads = run(result, np.ones(2, np.float32), np.ones(3, np.int32))
@@ -130,7 +130,7 @@ def test_gradient_of_a_long_chain() -> None:
     assert run(gradient(Function([x], body)), np.float32(0))[1] == [5_001]
 
 
-def test_the_pass_differentiates_every_function() -> None:
+def test_pass_differentiates_every_function() -> None:
     module = parse("def @main(%x: float32) { exp(%x) } def @f(%y: float32) { multiply(%y, 2f) }")
     transformed = FirstOrderGradient()(module)
     result, (grad,) = Interpreter(transformed).evaluate("f", np.float32(3))
@@ -163,7 +163,7 @@ def test_non_differentiable_operators_are_named(text: str, message: str) -> None
     assert str(caught.value) == message
 
 
-def test_an_operator_has_one_gradient() -> None:
+def test_operator_has_one_gradient() -> None:
     with pytest.raises(ValueError, match="operator 'exp' has one already"):
         register_gradient("exp", lambda call, grad: [grad])
     with pytest.raises(KeyError, match="no operator 'nothing'"):
@@ -274,7 +274,7 @@ def test_gradient_of_empty_tensors(sizes: tuple[int, int, int, int]) -> None:
     assert [g.shape for g in result] == [g.shape for g in inputs]
 
 
-def test_a_training_step_reduces_the_loss() -> None:
+def test_training_step_reduces_the_loss() -> None:
     """One compiled function computes the loss and the next weights."""
     function, shapes = _network()
     result = gradient(function)
@@ -296,7 +296,7 @@ def test_a_training_step_reduces_the_loss() -> None:
     assert all(later < now for now, later in itertools.pairwise(losses[:6]))
 
 
-def test_a_compiled_gradient_of_an_if() -> None:
+def test_compiled_gradient_of_an_if() -> None:
     x = var("x", shape=(3,))
     cond = op.greater(op.sum(x), const(0.0))
     body = op.sum(If(cond, op.exp(x), op.multiply(x, x)))

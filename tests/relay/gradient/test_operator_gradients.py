@@ -242,21 +242,21 @@ def test_gradient_at_singular_points(
         np.testing.assert_array_equal(one, np.array(other, arg.dtype))
 
 
-def test_a_convolution_with_a_layout_of_its_result_has_no_gradient() -> None:
+def test_convolution_with_a_layout_of_its_result_has_no_gradient() -> None:
     module = parse("""def @main(%x: Tensor[(1, 1, 2, 3), float32]) {
       nn.conv2d(%x, ones(shape=[2, 1, 1, 1], dtype="float32"), out_layout="NHWC") }""")
     with pytest.raises(DifferentiationError, match="layouts NCHW, OIHW, NHWC: only those of NCHW"):
         gradient(module.get_global_var("main"), module)
 
 
-def test_a_gradient_has_the_dtype_of_what_was_cast() -> None:
+def test_cast_gradient_has_input_dtype() -> None:
     x = var("x", shape=(2,), dtype="float32")
     result = gradient(Function([x], op.sum(op.cast(x, "float64"))))
     _, (grad,) = Interpreter(IRModule({"main": result})).evaluate("main", np.ones(2, np.float32))
     assert grad.dtype == np.float32 and grad.tolist() == [1, 1]
 
 
-def test_a_gradient_has_the_dtype_of_what_fills() -> None:
+def test_fill_gradient_has_value_dtype() -> None:
     value = var("value", shape=(), dtype="float32")
     result = gradient(Function([value], op.sum(op.full(value, (2, 3), "float64"))))
     _, (grad,) = Interpreter(IRModule({"main": result})).evaluate("main", np.float32(2))
@@ -280,7 +280,7 @@ def test_gradient_of_constant_functions_is_zero(name: str) -> None:
     _check(name, *FLAT_CASES[name])
 
 
-def test_the_other_flat_operators_have_no_numbers_to_differentiate() -> None:
+def test_remaining_step_operators_have_no_gradient() -> None:
     """Their results are not floating, or they have no argument that is."""
     x = var("x", shape=X, dtype="float64")
     for name in set(ZERO_GRADIENT_OPS) & set(OPS) - set(FLAT_CASES) - {"zeros", "ones", "arange"}:

@@ -37,7 +37,7 @@ def both(
 
 
 @HALVES
-def test_sums_to_a_smaller_shape_are_made_in_float32(dtype: type) -> None:
+def test_collapse_sum_accumulates_in_float32(dtype: type) -> None:
     many, one = np.ones((4096, 2), dtype), np.ones(2, dtype)
     assert both(op.collapse_sum_like, many, one) == [4096, 4096]
     assert both(lambda x: op.collapse_sum_to(x, (1, 2)), many) == [[4096, 4096]]
@@ -45,7 +45,7 @@ def test_sums_to_a_smaller_shape_are_made_in_float32(dtype: type) -> None:
 
 @pytest.mark.slow
 @HALVES
-def test_the_interpreter_sums_in_float32(dtype: type) -> None:
+def test_interpreter_sums_in_float32(dtype: type) -> None:
     many = np.ones((3000, 2), dtype)
     assert both(lambda x: op.sum(x, 0), many) == [float(dtype(3000))] * 2
     assert both(lambda x: op.mean(x, 0), many) == [1, 1]
@@ -53,7 +53,7 @@ def test_the_interpreter_sums_in_float32(dtype: type) -> None:
 
 
 @HALVES
-def test_running_sums_are_made_in_float32(dtype: type) -> None:
+def test_cumsum_accumulates_in_float32(dtype: type) -> None:
     result = both(lambda x: op.cumsum(x, 0), np.ones(4097, dtype))
     assert result[255:258] == [256, 256 if dtype != np.float16 else 257, 258]
     assert result[4095] == 4096
@@ -73,7 +73,7 @@ def test_means_of_integers_do_not_wrap_around(dtype: str, is_symbol: bool) -> No
 
 
 @pytest.mark.slow
-def test_products_that_are_shifted_out_are_nothing() -> None:
+def test_fully_shifted_products_are_zero() -> None:
     numbers = np.array([5, -7, 2**31 - 1, -(2**31)], "int32")
     for shift in (-32, -33, -40, -100):
         build = lambda x, s=shift: op.fixed_point_multiply(x, 2**30, s)  # noqa: E731
@@ -97,7 +97,7 @@ def test_average_pool_of_padding_only_is_zero(dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_products_of_many_terms_are_added_in_float32() -> None:
+def test_float16_matmul_accumulates_in_float32() -> None:
     """4096 terms of 1: where the sums have the dtype itself, they stop at 256."""
     dtype = ml_dtypes.bfloat16
     row, data = np.ones((1, 4096), dtype), np.ones(4096, dtype)

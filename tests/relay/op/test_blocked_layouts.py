@@ -27,7 +27,7 @@ from long_runs import alike, share
         ("NCDHW2c", "OIDHW2i4o", "NCDHW4c", 1),
     ],
 )
-def test_results_are_those_of_whole_axes(
+def test_blocked_layouts_match_unblocked(
     data_layout: str, kernel_layout: str, out_layout: str, groups: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ IMAGES = {
 @share(2)
 @pytest.mark.parametrize("layout", ["NCHW4c", "NHWC2c"])
 @pytest.mark.parametrize("name", IMAGES)
-def test_operators_of_images_take_blocked_channels(name: str, layout: str) -> None:
+def test_image_operators_accept_blocked_channels(name: str, layout: str) -> None:
     data = np.random.default_rng(0).normal(size=(2, 8, 6, 5)).astype("float32")
 
     def found(kind: str, at: str) -> np.ndarray:
@@ -87,13 +87,13 @@ def test_operators_of_images_take_blocked_channels(name: str, layout: str) -> No
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_layout_has_as_many_axes_as_its_data(name: str) -> None:
+def test_layout_has_as_many_axes_as_its_data(name: str) -> None:
     with pytest.raises(TypeInferenceError, match="must have 5 dimensions, got 4"):
         body = IMAGES[name](relay.var("x", shape=(2, 8, 6, 5)), "NCHW4c")
         relay.transform.InferType()(IRModule.from_expr(body))
 
 
-def test_what_follows_a_blocked_convolution_is_well_typed() -> None:
+def test_consumers_of_blocked_convolution_are_well_typed() -> None:
     def alter(attrs: Attrs, inputs: list[relay.Expr], *_: object) -> relay.Expr:
         return relay.nn.conv2d(*inputs, **{**dict(attrs), "data_layout": "NCHW4c"})
 

@@ -20,7 +20,7 @@ STRIDE = 1 << 25
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (2, SizeVar("n"))])
-def test_a_split_into_more_parts_than_any_program_reads_is_refused(shape: tuple[int, ...]) -> None:
+def test_split_into_too_many_parts_is_refused(shape: tuple[int, ...]) -> None:
     x = relay.var("x", shape=shape)
     module = ekiden.IRModule.from_expr(relay.Function([x], op.split(x, 3 << 60, 1).astuple()))
     with pytest.raises(TypeInferenceError, match="cut into 1 to 65536 parts, got 34587645"):
@@ -39,7 +39,7 @@ TRANSPOSED: list[tuple[str, Callable[..., Expr], int, int]] = [
 @pytest.mark.parametrize(
     ("build", "rank", "groups"), [row[1:] for row in TRANSPOSED], ids=[row[0] for row in TRANSPOSED]
 )
-def test_a_transposed_convolution_visits_no_phase_without_results(
+def test_transposed_convolution_skips_empty_phases(
     build: Callable[..., Expr], rank: int, groups: int, tier: str
 ) -> None:
     """Its padding cuts off all but 13 results of an axis; the data of one tap reach one of them."""

@@ -74,7 +74,7 @@ def test_off_by_one_arguments_are_refused_or_agree() -> None:
     assert not tally.finds, _shown(tally)
 
 
-def test_arguments_with_one_element_more_or_less_where_that_was_wrong() -> None:
+def test_off_by_one_sizes_of_past_finds() -> None:
     names = ["image.dilation2d", "nn.conv1d_transpose", "searchsorted", "text.concat"]
     tally = _try_neighbours(names, 1)
     assert not tally.finds, _shown(tally)

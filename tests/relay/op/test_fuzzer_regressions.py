@@ -112,7 +112,7 @@ def test_int_min_division_matches_interpreter() -> None:
 
 
 @pytest.mark.slow
-def test_trees_whose_nodes_do_not_agree() -> None:
+def test_inconsistent_tree_nodes_are_refused() -> None:
     whole = [np.zeros(2, "int32"), np.zeros(5, "int32"), np.zeros(5, "float32"),
              np.zeros((5, 2), "int32"), np.zeros(5, "int32")]  # fmt: skip
     data = np.zeros((3, 4), "float32")
@@ -125,7 +125,7 @@ def test_trees_whose_nodes_do_not_agree() -> None:
 
 
 @pytest.mark.slow
-def test_coordinates_are_as_many_as_said() -> None:
+def test_coordinate_count_matches_declaration() -> None:
     def build(data: relay.Expr, at: relay.Expr) -> relay.Expr:
         return op.gather_nd(data, at, index_rank=3)
 
@@ -140,7 +140,7 @@ def test_coordinates_are_as_many_as_said() -> None:
         exe(*arrays)
 
 
-def test_positions_in_sequences_are_integers_that_the_host_reads() -> None:
+def test_sequence_positions_are_host_integers() -> None:
     x = np.zeros((2, 2), "float32")
 
     def build(x: relay.Expr, at: relay.Expr) -> relay.Expr:
@@ -153,20 +153,20 @@ def test_positions_in_sequences_are_integers_that_the_host_reads() -> None:
             relay.transform.InferType()(relay.IRModule(module.functions, lists))
 
 
-def test_what_is_squeezed_is_said_where_dimensions_are_symbols() -> None:
+def test_squeeze_of_symbolic_dimensions_requires_axes() -> None:
     x = relay.var("x", shape=(1, SizeVar("n"), 2))
     with pytest.raises(TypeInferenceError, match="'axis' is needed"):
         relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([x], op.squeeze(x))))
 
 
 @pytest.mark.slow
-def test_no_positions_among_more_than_there_can_be() -> None:
+def test_ravel_index_overflow_is_refused() -> None:
     none, shape = np.zeros(0, "int32"), np.full(33, 4, "int32")
     assert both(op.unravel_index, none, shape).shape == (33, 0)
 
 
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
-def test_nothing_is_taken_from_an_axis_without_elements(mode: str) -> None:
+def test_take_from_empty_axis_is_refused(mode: str) -> None:
     n = SizeVar("n")
     params = [relay.var("x", shape=(n, 3)), relay.var("at", shape=(), dtype="int64")]
     body = op.take(params[0], params[1], 0, mode=mode)
@@ -192,7 +192,7 @@ def test_trigonometry_of_large_angles_matches_interpreter(dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_broadcasting_does_not_make_axes_shorter() -> None:
+def test_broadcast_to_cannot_shrink_axes() -> None:
     n, like = SizeVar("n"), np.zeros((3, 7, 1), "float32")
     with pytest.raises(TypeInferenceError, match="does not broadcast"):
         module = module_of(op.broadcast_to_like, np.zeros((7, 8), "float32"), like)
@@ -229,7 +229,7 @@ def test_ambiguous_reshape_extent_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_an_axis_is_squeezed_once() -> None:
+def test_squeeze_refuses_repeated_axes() -> None:
     x, axes = np.zeros((1, 3, 0), "float32"), np.array([0, 0])
     with pytest.raises(InputError, match="axis 0 is dropped twice"):
         ekiden.compile(module_of(op.squeeze, x, axes))(x, axes)
@@ -242,14 +242,14 @@ def test_clip_of_bools_uses_integer_bounds(ends: tuple[float, float]) -> None:
     assert result.tolist() == [ends[1] >= 1, ends[0] > 0]
 
 
-def test_texts_of_no_width_are_found_among_keys() -> None:
+def test_empty_strings_are_found_among_keys() -> None:
     keys = relay.const(encode_strings(sort_strings(["", "a"])))
     result = both(lambda t: op.text.find(t, keys), np.zeros((3, 0), "uint8"))
     assert result.tolist() == [1, 1, 1]
 
 
 @pytest.mark.slow
-def test_a_range_has_the_type_of_its_start() -> None:
+def test_arange_has_dtype_of_start() -> None:
     ends = [relay.var(n, shape=(), dtype="int64") for n in "abc"]
     call = relay.Call(relay.op.get("dyn.arange"), tuple(ends), DynamicAttrs())
     module = relay.IRModule.from_expr(relay.Function(ends, call))
@@ -258,7 +258,7 @@ def test_a_range_has_the_type_of_its_start() -> None:
         assert run(*map(np.asarray, (3, 9, 2))).numpy().tolist() == [3, 5, 7]
 
 
-def test_counts_below_zero_are_refused() -> None:
+def test_negative_counts_are_refused() -> None:
     x, row = np.zeros((2, 6, 4), "float32"), np.zeros(6, "float32")
     refused = (
         (lambda x, w: op.nn.group_norm(x, w, w, -2), (x, row)),
@@ -270,7 +270,7 @@ def test_counts_below_zero_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_scales_tell_an_extent_that_is_a_symbol() -> None:
+def test_scales_determine_symbolic_extent() -> None:
     x = relay.var("x", shape=(2, SizeVar("n")))
     scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
     module = relay.IRModule.from_expr(
@@ -281,13 +281,13 @@ def test_scales_tell_an_extent_that_is_a_symbol() -> None:
         ekiden.compile(module)(np.ones((2, 2), "float32"))
 
 
-def test_an_axis_is_reversed_once() -> None:
+def test_reverse_refuses_repeated_axes() -> None:
     with pytest.raises(TypeInferenceError, match="an axis is there twice"):
         x = np.zeros((1, 4), "float32")
         relay.transform.InferType()(module_of(lambda x: op.reverse(x, (0, -2)), x))
 
 
-def test_lengths_are_as_many_as_batches() -> None:
+def test_sequence_lengths_match_batch_size() -> None:
     x, lengths = np.zeros((3, 4, 5), "float32"), np.zeros(5, "int32")
     with pytest.raises(TypeInferenceError, match="'seq_lengths' must have shape"):
         module = module_of(lambda x, n: op.reverse_sequence(x, n, 0, -2), x, lengths)
@@ -295,19 +295,19 @@ def test_lengths_are_as_many_as_batches() -> None:
 
 
 @pytest.mark.slow
-def test_a_transposed_convolution_of_lines_without_elements() -> None:
+def test_transposed_convolution_of_empty_rows() -> None:
     x, w = np.zeros((2, 3, 5, 0), "float32"), np.ones((3, 2, 3, 3), "float32")
     result = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
     assert result.shape == (2, 2, 11, 2) and not result.any()
 
 
 @pytest.mark.slow
-def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:
+def test_unravel_index_of_oversized_shape() -> None:
     at, shape = np.array([54, 7], "int32"), np.full(33, 5, "int32")
     assert both(op.unravel_index, at, shape)[-3:].tolist() == [[2, 0], [0, 1], [4, 2]]
 
 
-def test_parts_lie_in_what_they_are_parts_of() -> None:
+def test_views_lie_within_their_buffer() -> None:
     x = np.zeros((4, 5), "float32")
     for build, shape in ((op.vm.prefix, (3, 7)), (op.vm.part, (4, 3)), (op.vm.part, (4,))):
         dims = tuple(map(IntImm, shape))
@@ -316,7 +316,7 @@ def test_parts_lie_in_what_they_are_parts_of() -> None:
 
 
 @pytest.mark.slow
-def test_scales_of_simulated_quantisation_are_as_many_as_their_axis_has() -> None:
+def test_simulated_quantize_scale_count_matches_axis() -> None:
     scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
     for build in (qnn.simulated_quantize, qnn.simulated_dequantize):
         with pytest.raises(CompileError, match="elements of 'scale' and of its axis must agree"):
@@ -343,7 +343,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_have_as_many_numbers_as_axes(name: str) -> None:
+def test_window_attributes_match_rank(name: str) -> None:
     build, shapes = WINDOWS[name]
     params = [relay.var(f"x{n}", shape=s) for n, s in enumerate(shapes)]
     call = build(*params)
@@ -362,7 +362,7 @@ def test_windows_have_as_many_numbers_as_axes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_padding_is_not_below_zero(name: str) -> None:
+def test_negative_padding_is_refused(name: str) -> None:
     build, shapes = WINDOWS[name]
     params = [relay.var(f"x{n}", shape=s) for n, s in enumerate(shapes)]
     call = build(*params)
@@ -379,7 +379,7 @@ def test_padding_is_not_below_zero(name: str) -> None:
 @alike(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out", ["int32", "int8", "float64"])
-def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None:
+def test_float16_products_with_other_out_dtype(dtype: str, out: str) -> None:
     """As those of float32: each operand is taken as `out_dtype`."""
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     rng = np.random.default_rng(0)
@@ -407,7 +407,7 @@ def test_zero_window_size_and_depth_are_refused() -> None:
         relay.testing.run_infer_type(op.nn.attention(x, x, x))
 
 
-def test_a_split_dimension_is_its_parts_though_there_is_nothing_else() -> None:
+def test_reshape_split_of_empty_tensor() -> None:
     text = "def @main(%x: Tensor[(n, m), float32]) { reshape(%x, newshape=[-4, 1, 2, -2]) }"
     module = relay.parse(text)
     for kind in ("debug", "vm"):
@@ -428,7 +428,7 @@ def test_far_out_of_range_indices_wrap(axis: int | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", "cubic"])
-def test_a_pixel_so_far_away_that_it_has_no_neighbour(method: str) -> None:
+def test_sampling_far_outside_the_image(method: str) -> None:
     data = np.arange(1, 5, dtype="float32").reshape(1, 1, 1, 4)
     result = both(
         lambda x, s: op.image.resize2d(x, (1, 8), method=method, scales=s),
@@ -438,7 +438,7 @@ def test_a_pixel_so_far_away_that_it_has_no_neighbour(method: str) -> None:
     assert result[0, 0, 0, -1] == 4.0
 
 
-def test_windows_move_and_are_in_groups() -> None:
+def test_zero_strides_and_groups_are_refused() -> None:
     data, weight = relay.var("x", shape=(1, 2, 8, 8)), relay.var("w", shape=(2, 3, 3, 3))
     for build, wrong in (
         (op.nn.conv2d_transpose, {"groups": 0}),
@@ -474,7 +474,7 @@ def test_resize_with_nan_and_tiny_scales_reads_valid_rows(scale: float, rows: li
 
 
 @pytest.mark.slow
-def test_a_slice_by_sizes_has_no_strides() -> None:
+def test_slice_by_sizes_refuses_strides() -> None:
     inputs = [np.arange(8, dtype="float32").reshape(4, 2), *(np.array([n]) for n in (1, 2, 0))]
     module = module_of(lambda x, *cut: op.strided_slice(x, *cut, slice_mode="size"), *inputs)
     for kind in ("debug", "vm"):
@@ -483,7 +483,7 @@ def test_a_slice_by_sizes_has_no_strides() -> None:
 
 
 @pytest.mark.slow
-def test_images_without_pixels_are_not_resized() -> None:
+def test_resize_of_empty_images_is_refused() -> None:
     n, size = SizeVar("n"), np.array([4, 3])
     params = [relay.var("x", shape=(1, 2, n, 5)), relay.var("size", shape=(2,), dtype="int64")]
     module = relay.IRModule.from_expr(relay.Function(params, op.image.resize2d(*params)))
@@ -518,7 +518,7 @@ def test_edge_padding_of_empty_axes_is_refused(mode: str) -> None:
             )
 
 
-def test_variance_along_an_axis_that_is_named_twice() -> None:
+def test_variance_refuses_repeated_axes() -> None:
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
     result = both(lambda x: op.variance(x, (1, -2), keepdims=True), x)
     np.testing.assert_allclose(result, x.var(1, keepdims=True))
@@ -535,7 +535,7 @@ def test_powers_of_infinity_match_interpreter(dtype: str, exponent: float) -> No
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_masks_are_as_long_as_batches() -> None:
+def test_mask_length_matches_batch() -> None:
     x = np.zeros((3, 4, 5), "float32")
     with pytest.raises(TypeInferenceError, match="'valid_length' must have shape"):
         module = module_of(op.sequence_mask, x, np.zeros(0, "int32"))
@@ -551,7 +551,7 @@ def test_masks_are_as_long_as_batches() -> None:
 
 
 @pytest.mark.slow
-def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
+def test_scales_determine_dequantized_extent() -> None:
     n = SizeVar("n")
     x = relay.var("x", shape=(2, n), dtype="int8")
     steps = relay.const(np.full(3, 0.5, "float32")), relay.const(np.zeros(3, "int32"))
@@ -571,7 +571,7 @@ def test_reshape_of_empty_tensors_infers_extent() -> None:
 
 
 @pytest.mark.slow
-def test_normalisation_of_brief_floats_is_in_float32() -> None:
+def test_float16_normalization_computes_in_float32() -> None:
     x = np.linspace(-3, 3, 2 * 8 * 3).reshape(2, 8, 3).astype(ml_dtypes.bfloat16)
     module = module_of(lambda x: op.nn.lrn(x, 5, 1, 2.0, -1.0, 0.75), x)
     with np.errstate(invalid="ignore"):  # roots of what is below 0
@@ -588,7 +588,7 @@ def test_mean_of_bools_matches_interpreter() -> None:
 
 
 @pytest.mark.slow
-def test_windows_slide_over_what_holds_them() -> None:
+def test_window_larger_than_data_is_refused() -> None:
     n, attrs = SizeVar("n"), (1, (2, 3), (1, 2))
     with pytest.raises(TypeInferenceError, match="at least 3 elements along axis 2"):
         module = module_of(lambda x: op.sliding_window(x, *attrs), np.zeros((3, 17, 1), "float32"))
@@ -605,7 +605,7 @@ def test_windows_slide_over_what_holds_them() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_split_divides_though_there_is_nothing() -> None:
+def test_split_of_empty_axis_checks_divisibility() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     x = relay.var("x", shape=(n, m))
     for shape in ((0, -4, 2, -1), (0, 2, -1)):
@@ -617,7 +617,7 @@ def test_what_is_split_divides_though_there_is_nothing() -> None:
                 run(np.zeros((rows, 7), "float32"))
 
 
-def test_images_that_are_matched_have_one_shape() -> None:
+def test_correlation_images_have_equal_shapes() -> None:
     a, b = np.zeros((1, 4, 4, 33), "float32"), np.zeros((1, 4, 4, 5), "float32")
     with pytest.raises(TypeInferenceError, match="'data2' must have shape"):
         module = module_of(lambda x, y: op.nn.correlation(x, y, 1, 1, 1, 1, 1, True), a, b)
@@ -625,7 +625,7 @@ def test_images_that_are_matched_have_one_shape() -> None:
 
 
 @pytest.mark.slow
-def test_of_rows_that_are_none_no_more_is_taken_than_they_have() -> None:
+def test_topk_of_empty_rows_checks_k() -> None:
     module = module_of(op.topk, np.zeros((0, 4), "float32"), np.array(15))
     for kind in ("debug", "vm"):
         with pytest.raises(InputError, match="k is larger than the extent"):
@@ -634,7 +634,7 @@ def test_of_rows_that_are_none_no_more_is_taken_than_they_have() -> None:
             )
 
 
-def test_arguments_whose_extents_do_not_agree() -> None:
+def test_mismatched_extents_are_refused() -> None:
     """Kernels take what they read for granted."""
     image = np.zeros((1, 3, 5, 6), "float32")
     packed = {"channels": 6, "data_layout": "NHWC", "kernel_layout": "OHWI4o"}
@@ -678,7 +678,7 @@ def test_arguments_whose_extents_do_not_agree() -> None:
 
 
 @pytest.mark.slow
-def test_a_convolution_of_volumes_without_slices() -> None:
+def test_conv3d_of_empty_depth() -> None:
     x, w = np.zeros((1, 4, 0, 4, 6), "float32"), np.ones((6, 2, 2, 3, 3), "float32")
     result = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
     assert result.shape[2] == 1 and not result.any()
@@ -691,7 +691,7 @@ def test_qnn_softmax_of_empty_rows_matches_interpreter() -> None:
     assert result.shape == (3, 0)
 
 
-def test_normalisation_over_channels_that_are_none() -> None:
+def test_normalization_over_zero_channels() -> None:
     assert both(op.nn.lrn, np.zeros((2, 0, 4, 5), "float32")).shape == (2, 0, 4, 5)
 
 
@@ -701,7 +701,7 @@ def test_gather_nd_without_coordinates_returns_everything() -> None:
     np.testing.assert_array_equal(result, np.broadcast_to(x, (7, 4, 5, 6)))
 
 
-def test_of_no_positions_no_extent_is_read() -> None:
+def test_gather_of_no_indices_reads_no_extent() -> None:
     result = both(op.unravel_index, np.zeros(0, "int32"), np.array([6, 0, -2], "int32"))
     assert result.shape == (3, 0)
 
@@ -712,7 +712,7 @@ def test_batched_coordinates_require_axes() -> None:
         relay.transform.InferType()(module_of(lambda x, i: op.gather_nd(x, i, 2), x, at))
 
 
-def test_groups_divide_the_channels_of_a_transposed_convolution() -> None:
+def test_transposed_convolution_groups_divide_channels() -> None:
     x, w = np.zeros((1, 3, 4, 1), "float32"), np.zeros((3, 2, 3, 3), "float32")
     with pytest.raises(TypeInferenceError, match="a multiple of groups, got 3 and 7"):
         module = module_of(lambda x, w: op.nn.conv2d_transpose(x, w, groups=7), x, w)
@@ -720,7 +720,7 @@ def test_groups_divide_the_channels_of_a_transposed_convolution() -> None:
 
 
 @pytest.mark.slow
-def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
+def test_symbolic_axis_splits_into_equal_parts() -> None:
     """Seven rows in two parts lost the last one in silence."""
     n = SizeVar("n")
     x = relay.var("x", shape=(n, 3))
@@ -733,7 +733,7 @@ def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
 
 
 @pytest.mark.slow
-def test_positions_of_a_split_lie_within_the_axis() -> None:
+def test_split_indices_lie_within_the_axis() -> None:
     with pytest.raises(TypeInferenceError, match="4 is behind 2"):
         module = module_of(lambda x: op.split(x, (1, 1, 4), -1), np.zeros((3, 2), "float32"))
         relay.transform.InferType()(module)
@@ -745,7 +745,7 @@ def test_positions_of_a_split_lie_within_the_axis() -> None:
         exe(np.zeros((3, 2), "float32"))
 
 
-def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
+def test_per_axis_multiplier_count_matches_extent() -> None:
     """Those that were missing were read behind the end."""
     x, y = relay.var("x", shape=(2, 7), dtype="int32"), relay.var("y", shape=(2,), dtype="int32")
     with pytest.raises(CompileError, match=r"'y' must have shape \(7\), got \(2"):
@@ -760,7 +760,7 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
 @alike(6)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:
+def test_symbolic_channels_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:
     """A run with others gave numbers."""
     build = getattr(op.nn, f"conv{rank}d" + "_transpose" * is_transposed)
     kinds = [[SizeVar(f"{name}{n}") for n in range(rank + 2)] for name in "xw"]
@@ -775,7 +775,7 @@ def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: b
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_what_is_added_behind_a_transposed_convolution_is_less_than_a_step(rank: int) -> None:
+def test_output_padding_is_less_than_stride(rank: int) -> None:
     """Of one dimension it passed, and its layout did not."""
     build = getattr(op.nn, f"conv{rank}d_transpose")
     x, w = (relay.var(n, shape=(4, 4, *(5,) * rank)) for n in "xw")
@@ -784,7 +784,7 @@ def test_what_is_added_behind_a_transposed_convolution_is_less_than_a_step(rank:
         relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x, w], call)))
 
 
-def test_new_axes_are_not_less_than_none() -> None:
+def test_negative_number_of_new_axes_is_refused() -> None:
     x, axis = relay.var("x", shape=(5, 17)), relay.var("a", shape=(), dtype="int64")
     call = op.expand_dims(x, axis, -1)
     with pytest.raises(TypeInferenceError, match="num_newaxis must not be negative, got -1"):
@@ -792,7 +792,7 @@ def test_new_axes_are_not_less_than_none() -> None:
 
 
 @pytest.mark.slow
-def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
+def test_vector_loads_stay_within_rows() -> None:
     """A window for each pixel, few channels: lines are read in whole vectors."""
     inputs = [np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 1, 6, 6), "float32")]
     module = module_of(lambda g, x: op.nn.avg_pool2d_grad(g, x, (2, 2), (2, 2)), *inputs)
@@ -801,7 +801,7 @@ def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
 
 
 @pytest.mark.slow
-def test_a_zero_copies_a_dimension_that_there_is() -> None:
+def test_reshape_zero_requires_the_dimension() -> None:
     inputs = [np.zeros((5, 0), "float32"), np.array([1, 1, 0])]
     module = module_of(op.reshape, *inputs)
     for kind in ("debug", "vm"):
@@ -838,7 +838,7 @@ def test_attention_without_keys_matches_interpreter() -> None:
 
 
 @pytest.mark.slow
-def test_transposed_convolutions_say_which_sizes_they_need() -> None:
+def test_transposed_convolution_errors_name_sizes() -> None:
     x, w = (
         relay.var("x", shape=(1, 2, SizeVar("n"), 4)),
         relay.const(np.ones((2, 1, 2, 2), "float32")),
@@ -876,7 +876,7 @@ def test_int32_arithmetic_wraps_around(name: str) -> None:
 
 
 @pytest.mark.parametrize("pool", [op.nn.avg_pool2d, op.nn.max_pool2d])
-def test_pools_skip_taps_that_are_in_the_padding_of_every_window(pool: Build) -> None:
+def test_pooling_skips_taps_always_in_padding(pool: Build) -> None:
     """A window of 2**31 rows over six of them would take minutes if each tap was visited."""
     size, before = 2**31, 2**30 - 1
     data = np.arange(72, dtype="float32").reshape(1, 6, 6, 2)

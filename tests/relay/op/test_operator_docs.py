@@ -32,5 +32,5 @@ Fusion: ELEMWISE"""
     )
 
 
-def test_the_argument_of_a_variadic_operator_is_a_tuple() -> None:
+def test_argument_of_a_variadic_operator_is_a_tuple() -> None:
     assert format_signature(OPS["concatenate"]) == "concatenate((data, ...))"

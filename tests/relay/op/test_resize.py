@@ -81,7 +81,7 @@ def test_nearest_rounds_as_onnx_runtime(mode: str, rounding: str) -> None:
         ("asymmetric", "round", "0 0 1 1 1 2 2 2 2"),
     ],
 )
-def test_a_rounding_that_is_left_open_is_tvms(mode: str, rounding: str, expected: str) -> None:
+def test_rounding_that_is_left_open_is_tvms(mode: str, rounding: str, expected: str) -> None:
     """In each of the operators, by the reference and by kernels."""
     places = np.array(expected.split(), np.float32)
     for axes, resize in enumerate((image.resize1d, image.resize2d, image.resize3d), 1):
@@ -103,7 +103,7 @@ def test_data_of_another_rank_is_refused() -> None:
         infer_type(IRModule.from_expr(Function([data], image.resize1d(data, (9,)))))
 
 
-def test_a_rounding_that_there_is_not_is_refused() -> None:
+def test_rounding_that_there_is_not_is_refused() -> None:
     data = var("x", shape=(1, 1, 4))
     call = image.resize1d(data, (9,), None, "NCW", "nearest_neighbor", "asymmetric", "up")
     message = (

@@ -54,7 +54,7 @@ def _twice(n):  # noqa: ANN001, ANN202
     return out
 
 
-def test_a_shape_from_data() -> None:
+def test_shape_from_data() -> None:
     name = declare(
         1,
         lambda attrs, inputs, out: [
@@ -78,7 +78,7 @@ def test_a_shape_from_data() -> None:
     assert set(map(str, seen)) == {"(None, [2])"}
 
 
-def test_a_shape_from_shapes() -> None:
+def test_shape_from_shapes() -> None:
     name = declare(
         2,
         lambda attrs, inputs, out: [te.compute(out.shape, lambda i: inputs[0][i] + inputs[1][i])],

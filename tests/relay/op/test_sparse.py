@@ -71,7 +71,7 @@ def test_rows_that_are_not_there_are_refused() -> None:
         _run("vm", function, np.ones((8, 8), "float32"))
 
 
-def test_a_column_out_of_range_is_refused() -> None:
+def test_column_out_of_range_is_refused() -> None:
     x = np.ones((2, 3), "float32")
     (data,) = _vars(x)
     parts = (relay.const(a) for a in (np.ones(1, "float32"), np.int32([9]), np.int32([0, 1])))

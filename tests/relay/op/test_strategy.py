@@ -70,7 +70,7 @@ def test_implementations_are_chosen_by_level_and_condition() -> None:
     assert set(seen) == {"llvm"}
 
 
-def test_an_operator_whose_weights_would_be_packed() -> None:
+def test_strategy_applies_to_unpacked_weights() -> None:
     def compute(attrs: Any, inputs: Sequence[te.Tensor], out_type: Type) -> list[te.Tensor]:  # noqa: ANN401
         data, weight = inputs
         k = te.reduce_axis((0, data.shape[1]), "k")
@@ -110,6 +110,6 @@ def test_invalid_strategies_are_refused() -> None:
         run(relay.exp(x()), DATA)
 
 
-def test_where_none_fits_the_operator_is_computed_as_ever() -> None:
+def test_unmatched_strategy_falls_back_to_default() -> None:
     relay.op.register_strategy("exp", lambda attrs, inputs, kind, target: OpStrategy())
     np.testing.assert_allclose(run(relay.exp(x()), DATA), np.exp(DATA), rtol=1e-6)

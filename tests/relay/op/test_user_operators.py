@@ -69,7 +69,7 @@ def test_relations_by_name() -> None:
         result.add_type_rel("Guess")
 
 
-def test_a_relation_of_its_own_and_a_computation_run() -> None:
+def test_relation_of_its_own_and_a_computation_run() -> None:
     result = _declared()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -84,7 +84,7 @@ def test_a_relation_of_its_own_and_a_computation_run() -> None:
     np.testing.assert_array_equal(actual.numpy(), [4, 9, 16])
 
 
-def test_an_operator_without_a_relation_says_so() -> None:
+def test_operator_without_a_relation_says_so() -> None:
     registry.register(NAME)
     registry.get(NAME).set_num_inputs(1)
     with pytest.raises(TypeInferenceError, match="no type relation; give it one by add_type_rel"):
@@ -121,7 +121,7 @@ def _run(kind: str, argument: relay.Expr | None = None) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["vm", "aot", "graph"])
 @pytest.mark.parametrize("level", [0, 3])
-def test_a_legalization_is_what_compile_makes_of_an_operator(kind: str, level: int) -> None:
+def test_legalization_is_what_compile_makes_of_an_operator(kind: str, level: int) -> None:
     _unary()
     relay.transform.register_legalize(
         NAME, lambda attrs, inputs, types: relay.add(inputs[0], inputs[0])
@@ -138,7 +138,7 @@ def test_a_legalization_is_what_compile_makes_of_an_operator(kind: str, level: i
         (lambda attrs, inputs, types: inputs[4], "raised IndexError"),
     ],
 )
-def test_a_legalization_of_another_type_is_told_by_the_operators_name(
+def test_legalization_of_another_type_is_told_by_the_operators_name(
     legal: Callable[..., object], text: str
 ) -> None:
     _unary()
@@ -147,7 +147,7 @@ def test_a_legalization_of_another_type_is_told_by_the_operators_name(
         _run("vm")
 
 
-def test_a_reference_is_what_the_interpreter_runs_and_constants_fold_by() -> None:
+def test_reference_is_what_the_interpreter_runs_and_constants_fold_by() -> None:
     _unary()
     registry.register_reference(NAME, lambda attrs, data: data * 2)
     np.testing.assert_array_equal(_run("debug"), [2, 4, 6])
@@ -166,7 +166,7 @@ def test_a_reference_is_what_the_interpreter_runs_and_constants_fold_by() -> Non
         (lambda attrs, data: data[9], "raised IndexError"),
     ],
 )
-def test_a_reference_of_another_type_is_told_by_the_operators_name(
+def test_reference_of_another_type_is_told_by_the_operators_name(
     reference: Callable[..., Any], text: str
 ) -> None:
     _unary()
@@ -185,7 +185,7 @@ def test_a_reference_of_another_type_is_told_by_the_operators_name(
         (lambda attrs, inputs, out: inputs[7], "raised IndexError"),
     ],
 )
-def test_a_computation_of_another_type_is_told_by_the_operators_name(
+def test_computation_of_another_type_is_told_by_the_operators_name(
     compute: Callable[..., Any], text: str
 ) -> None:
     _unary()

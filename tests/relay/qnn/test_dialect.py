@@ -141,7 +141,7 @@ def test_requantize_matches_hand_computed_values() -> None:
     assert result.tolist() == [17, 3, 127, -128]
 
 
-def test_the_scales_of_floating_requantization_may_be_data() -> None:
+def test_scales_of_floating_requantization_may_be_data() -> None:
     def build(x: relay.Expr, s: relay.Expr) -> relay.Expr:
         return qnn.requantize(x, s, point(0), scale(0.5), point(0), compute_dtype="float32")
 
@@ -262,7 +262,7 @@ def test_qnn_conv2d_matches_interpreter(layouts: tuple[str, str], dtypes: tuple[
         assert result.dtype == np.int32
 
 
-def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
+def test_transposed_int8_weights_use_int8_products() -> None:
     kernel = relay.transpose(relay.const(integers("int8", 8, 3, 3, 4)), (1, 2, 3, 0))
     x = relay.var("x", shape=(1, 6, 6, 4), dtype="int8")
     tensor = qnn.conv2d(
@@ -277,7 +277,7 @@ def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
 
 
 @pytest.mark.parametrize("border", [0, 1])
-def test_windows_of_each_channel_read_bytes_as_they_are_where_nothing_is_around(
+def test_unpadded_depthwise_reads_int8_directly(
     border: int,
 ) -> None:
     data, kernel = integers("int8", 1, 9, 8, 32), relay.const(integers("int8", 3, 3, 32, 1))
@@ -305,7 +305,7 @@ def test_qnn_conv2d_transpose_matches_interpreter() -> None:
     )
 
 
-def test_transposed_sums_that_no_float_holds_are_made_of_parts() -> None:
+def test_inexact_transposed_sums_are_split() -> None:
     data = np.full((1, 2, 2, 600), 255, np.uint8)
     kernel = np.full((3, 600, 2, 2), 127, np.int8)
     kernel[1, ::7] = -127
@@ -456,9 +456,7 @@ def test_vectors_of_one_are_scalars() -> None:
 
 @pytest.mark.parametrize("rounding", ["TWICE", "UPWARD", "TONEAREST"])
 @pytest.mark.parametrize("scales", [(0.1, 0.3, 1e-9, 1e-12), (0.6, 0.02, 1.5, 2.0**-40)])
-def test_products_in_fixed_point_at_the_ends_of_int32(
-    rounding: str, scales: Sequence[float]
-) -> None:
+def test_fixed_point_multiply_at_int32_limits(rounding: str, scales: Sequence[float]) -> None:
     ends = [-(2**31), -(2**31) + 1, 2**31 - 1, -(2**30), 2**30 - 1, -3, -2, -1, 0, 1, 2, 3]
     data = np.repeat(np.array(ends, np.int32)[:, None], 4, axis=1)
     if max(scales) > 1:

@@ -139,7 +139,7 @@ def test_qnn_conv2d_matches_wide_integers(
 
 @pytest.mark.quick
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_a_weight_zero_point_takes_one_column_of_window_sums_per_group(groups: int) -> None:
+def test_weight_zero_point_takes_one_column_of_window_sums_per_group(groups: int) -> None:
     weight = random("uint8", 24, 16 // groups, 3, 3)
     x = relay.var("x", shape=(1, 16, 9, 7), dtype="uint8")
     points = scalar(3, "uint8"), scalar(131, "uint8")
@@ -193,7 +193,7 @@ def test_layers_with_weights_of_bytes(
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=3e-3)
 
 
-def test_a_recurrent_weight_that_is_no_constant() -> None:
+def test_recurrent_weight_that_is_no_constant() -> None:
     """Packed by the kernel itself, as floats are."""
     hidden = 5
     rng = np.random.default_rng(3)

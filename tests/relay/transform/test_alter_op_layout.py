@@ -48,13 +48,13 @@ def layouts(module: IRModule) -> list[str]:
 @pytest.mark.parametrize(
     ("channels", "expected"), [(1, 16), (16, 16), (17, 32), (64, 64), (65, 48), (768, 64)]
 )
-def test_a_tile_is_whole_vectors(channels: int, expected: int) -> None:
+def test_tile_is_whole_vectors(channels: int, expected: int) -> None:
     """No more of them than hold all channels, and few left over."""
     assert LANES == 16 and tile_width(channels) == expected
 
 
 @pytest.mark.parametrize("units", [1, 16, 70])
-def test_a_dense_layer_gets_panels(units: int) -> None:
+def test_dense_layer_gets_panels(units: int) -> None:
     before = program(
         f"""def @main(%x: Tensor[(n, 5), float32], %w: Tensor[({units}, 5), float32]) {{
           nn.relu(nn.dense(%x, %w)) }}""",
@@ -71,7 +71,7 @@ def test_a_dense_layer_gets_panels(units: int) -> None:
     ("channels_in", "channels", "groups", "layout"),
     [(3, 20, 1, "OHWI32o"), (6, 6, 6, "HWOI"), (4, 40, 2, "GOHWI32o")],
 )
-def test_a_convolution_gets_the_layout_of_its_kernel(
+def test_convolution_gets_the_layout_of_its_kernel(
     channels_in: int, channels: int, groups: int, layout: str
 ) -> None:
     weight = array(channels, channels_in // groups, 3, 3)
@@ -97,7 +97,7 @@ def test_a_convolution_gets_the_layout_of_its_kernel(
         (4, 20, 2, "dilation=[1, 2], output_padding=[0, 1]", "GOHWI16o"),
     ],
 )
-def test_a_transposed_convolution_gets_the_layout_of_its_kernel(
+def test_transposed_convolution_gets_the_layout_of_its_kernel(
     channels_in: int, channels: int, groups: int, attrs: str, layout: str
 ) -> None:
     weight = array(channels_in, channels // groups, 3, 3)
@@ -122,7 +122,7 @@ def test_a_transposed_convolution_gets_the_layout_of_its_kernel(
         ("conv2d_transpose", "HWOI", (3, 3, 10, 4), 1, "OHWI16o"),
     ],
 )
-def test_the_order_of_a_weight_does_not_matter(
+def test_order_of_a_weight_does_not_matter(
     name: str, order: str, shape: tuple[int, ...], groups: int, layout: str
 ) -> None:
     before = program(
@@ -137,7 +137,7 @@ def test_the_order_of_a_weight_does_not_matter(
     assert_same_meaning(before, after, [array(2, 6, 7, 4)], rtol=1e-4)
 
 
-def test_the_weight_of_a_transposed_convolution_need_not_be_constant() -> None:
+def test_weight_of_a_transposed_convolution_need_not_be_constant() -> None:
     before = program(
         """def @main(%x: Tensor[(2, 4, 6, 7), float32], %w: Tensor[(4, 10, 3, 3), float32]) {
           nn.conv2d_transpose(%x, %w, groups=2, strides=[2, 2]) }"""
@@ -151,7 +151,7 @@ def test_the_weight_of_a_transposed_convolution_need_not_be_constant() -> None:
     ("shape", "groups", "layout"),
     [((20, 3, 3, 3), 1, "OHWI32o"), ((6, 1, 3, 3), 6, "HWOI"), ((40, 2, 3, 3), 2, "GOHWI32o")],
 )
-def test_a_convolution_packs_a_weight_that_comes_later(
+def test_convolution_packs_a_weight_that_comes_later(
     shape: tuple[int, ...], groups: int, layout: str
 ) -> None:
     channels = shape[1] * groups
@@ -166,7 +166,7 @@ def test_a_convolution_packs_a_weight_that_comes_later(
 
 
 @pytest.mark.parametrize(("channels", "pads"), [(8, 0), (3, 1)])
-def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int) -> None:
+def test_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int) -> None:
     random = np.random.default_rng(0)
     weight = random.integers(-128, 128, (20, channels, 3, 3)).astype("int8")
     before = program(
@@ -187,7 +187,7 @@ def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int)
     )
 
 
-def test_bytes_become_int16_where_their_products_have_no_instruction() -> None:
+def test_int8_weights_widen_to_int16_without_dot_instruction() -> None:
     random = np.random.default_rng(0)
     weight = random.integers(-128, 128, (20, 8, 3, 3)).astype("int8")
     before = program(
@@ -201,7 +201,7 @@ def test_bytes_become_int16_where_their_products_have_no_instruction() -> None:
     assert_same_meaning(before, after, [random.integers(0, 256, (2, 6, 7, 8)).astype("uint8")])
 
 
-def test_the_weight_of_a_product_that_is_not_constant_stays() -> None:
+def test_non_constant_weight_is_not_packed() -> None:
     before = program(
         "def @main(%x: Tensor[(2, 5), float32], %w: Tensor[(4, 5), float32]) { nn.dense(%x, %w) }"
     )
@@ -217,7 +217,7 @@ def test_other_dtypes_stay() -> None:
 
 
 @pytest.mark.parametrize(("size", "places"), [("14", 36), ("n", 36)])
-def test_a_3x3_convolution_without_strides_is_winograds(size: str, places: int) -> None:
+def test_3x3_convolution_without_strides_is_winograds(size: str, places: int) -> None:
     before = program(
         f"""def @main(%x: Tensor[(1, 16, {size}, {size}), float32],
                       %w: Tensor[(32, 16, 3, 3), float32]) {{
@@ -231,7 +231,7 @@ def test_a_3x3_convolution_without_strides_is_winograds(size: str, places: int) 
 
 
 @pytest.mark.parametrize("processor", ["nehalem", "haswell", "skylake-avx512"])
-def test_what_is_made_winograds_has_a_kernel_of_that_family(processor: str) -> None:
+def test_winograd_layouts_use_winograd_kernels(processor: str) -> None:
     """Whole vectors of the processor's are enough: the default rule, which computes the matrices
     of the method element by element, takes thousands of times as long."""
     target = Target.parse(f"llvm -mcpu={processor}")

@@ -38,13 +38,13 @@ def test_later_read_values_are_live() -> None:
     assert annotated(body) == ([(20,), (30,), (30,), (40,)], 40)
 
 
-def test_a_function_has_a_number_for_each_of_its_calls() -> None:
+def test_function_has_a_number_for_each_of_its_calls() -> None:
     x, f = relay.var("x", shape=(10,), dtype="int8"), kernel()
     y = f(x)
     assert annotated(relay.concatenate([y, f(y), f(x)], axis=0)) == ([(20, 30, 40)], 40)
 
 
-def test_sizes_are_those_of_dtypes_and_a_result_that_nobody_reads_counts() -> None:
+def test_unused_results_count_as_live() -> None:
     x = relay.var("x", shape=(3, 0, 2), dtype="float32")
     assert annotated(kernel((3, 0, 2), "float32")(x)) == ([(0,)], 0)
     x, y = relay.var("x", shape=(3,), dtype="float64"), relay.var("y", shape=(2,), dtype="int16")
@@ -52,7 +52,7 @@ def test_sizes_are_those_of_dtypes_and_a_result_that_nobody_reads_counts() -> No
     assert annotated(unread) == ([(32,), (48,)], 52)
 
 
-def test_branches_know_what_is_alive_behind_them() -> None:
+def test_branches_account_for_later_uses() -> None:
     x, c = relay.var("x", shape=(10,), dtype="int8"), relay.var("c", shape=(), dtype="bool")
     kept = kernel()(x)
     chosen = relay.If(c, kernel()(kernel()(x)), x)

@@ -35,12 +35,12 @@ def hoisted(text: str) -> str:
     return str(module)
 
 
-def test_a_module_of_known_dimensions_stays() -> None:
+def test_module_of_known_dimensions_stays() -> None:
     module = InferType()(relay.parse("def @main(%x: Tensor[(n, 2), float32]) { nn.relu(%x) }"))
     assert BindDimensions()(module) is module
 
 
-def test_operators_read_named_tensors_and_types_of_functions_stay() -> None:
+def test_hoisting_names_operands_but_not_function_types() -> None:
     text = bound("def @f(%x: Tensor[(?, 2), float32]) { nn.relu(%x) }")
     assert "def @f(%x: Tensor[(?, 2), float32]) -> Tensor[(?, 2), float32]" in text
     assert "vm.match_shape(%x, shape=[x_0, 2])" in text
@@ -48,7 +48,7 @@ def test_operators_read_named_tensors_and_types_of_functions_stay() -> None:
     assert "vm.forget_shape(%0, shape=[?, 2])" in text
 
 
-def test_the_result_of_a_call_gets_names_of_its_own() -> None:
+def test_result_of_a_call_gets_names_of_its_own() -> None:
     text = bound(
         """def @f(%x: Tensor[(?,), float32]) -> Tensor[(?,), float32] { %x }
            def @main(%x: Tensor[(n,), float32]) { let %y = @f(%x); add(exp(%y), %y) }"""
@@ -74,7 +74,7 @@ def test_shapes_that_are_data_are_read_before_the_operator() -> None:
     assert "nn.relu(%2) /* ty=Tensor[(reshape_0, reshape_1, reshape_2), float32] */" in text
 
 
-def test_a_padded_result_is_cut() -> None:
+def test_padded_result_is_cut() -> None:
     text = bound("def @main(%x: Tensor[(n, 2), bool]) { argwhere(%x) }")
     assert "argwhere_padded(%x)" in text
     assert "vm.prefix(" in text and "shape=[argwhere_0, 2]" in text
@@ -108,14 +108,14 @@ def test_names_are_given_once() -> None:
         ekiden.compile(relay.parse(text))(np.array([1, -1, 2, 0, 3], np.float32))
 
 
-def test_what_is_made_from_an_unknown_dimension_is_unknown() -> None:
+def test_shapes_derived_from_unknown_dimensions_are_unknown() -> None:
     text = bound(
         "def @main(%x: Tensor[(1, 4, ?, ?), float32]) { nn.depth_to_space(%x, block_size=2) }"
     )
     assert "-> Tensor[(1, 1, ?, ?), float32]" in text
 
 
-def test_the_numbers_of_a_vector_are_dimensions() -> None:
+def test_shape_vector_elements_are_dimensions() -> None:
     text = """def @main(%s: Tensor[(2,), int64]) {
       let %nothing = zeros(shape=[0], dtype="uint8");
       let %e: Tensor[(0, n, m), uint8] = dyn.extents(%nothing, %s);
@@ -128,7 +128,7 @@ def test_the_numbers_of_a_vector_are_dimensions() -> None:
         run(np.array([2, -3]))
 
 
-def test_what_a_parameter_says_of_itself_stays_beside_a_wider_use() -> None:
+def test_parameter_type_is_kept_beside_wider_use() -> None:
     text = hoisted(
         """def @main(%x: Tensor[(n, 4), float32]) {
              let %wide: Tensor[(?, ?), float32] = vm.match_shape(%x, shape=[?, ?]);
@@ -137,7 +137,7 @@ def test_what_a_parameter_says_of_itself_stays_beside_a_wider_use() -> None:
     assert "def @main(%x: Tensor[(n, 4), float32])" in text
 
 
-def test_the_text_of_attributes_inside_of_attributes_reads_back() -> None:
+def test_text_of_attributes_inside_of_attributes_reads_back() -> None:
     text = 'def @main(%i: int32) { sum(dyn.arange(-4, %i, 1, dtype="int32")) }'
     module = BindDimensions()(InferType()(relay.parse(text)))
     shown = str(module)

@@ -61,7 +61,7 @@ def layer(
 @share(3)
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize(("rows", "panel"), [(1, 4), (64, 16), (65, 64)])
-def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> None:
+def test_packing_is_lossless(row: BlockFormat, rows: int, panel: int) -> None:
     argument = weight(row, rows, 2)
     packed, of = pack_blocks(argument, row.name, panel), PackedBlock(row, panel)
     assert packed.shape == (-(-rows // panel), 2, of.block_bytes) and packed.dtype == np.uint8
@@ -86,7 +86,7 @@ def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
         (PLAIN, "nn.contrib_dense_pack"),
     ],
 )
-def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
+def test_quantised_layer_lowering_per_target(target: Target, last: str) -> None:
     row = BLOCK_FORMATS_BY_NAME["q4_0"]
     module = AlterOpLayout(target)(InferType()(layer(weight(row, 20, 2), row)))
     result = calls(InferType()(module))
@@ -120,7 +120,7 @@ def test_block_quantized_dense_matches_reference(
 @share(6)
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize("cpu", ["znver4", "x86-64-v3", "x86-64-v2", "neoverse-v1"])
-def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:
+def test_exact_int8_inputs_give_exact_results(row: BlockFormat, cpu: str) -> None:
     """Sums of products are those of whole numbers: every level against every byte, also where two
     products of bytes do not fit int16."""
     if cpu == "neoverse-v1":  # compiled, not run
@@ -165,7 +165,7 @@ def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
     return {item.locality for item in actual}, [int(str(p)) for p in places], size
 
 
-def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
+def test_single_row_weights_are_prefetched_as_a_stream() -> None:
     """Some way ahead, a line of so many, to the second cache, also behind the last of them, where
     the weight begins that is used next; several tiles bring all of the panel that they read
     next."""
@@ -200,7 +200,7 @@ def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
 
 @alike(5)
 @pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
-def test_a_table_that_is_the_last_layer_lies_in_memory_once(row: BlockFormat) -> None:
+def test_tied_embedding_is_stored_once(row: BlockFormat) -> None:
     """Rows come out of the packed weight, bit for bit; of another weight, or one that is not
     packed, out of the weight itself."""
     argument, other = weight(row, 9, 2), weight(row, 9, 2)[::-1].copy()

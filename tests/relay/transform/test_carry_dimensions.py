@@ -30,18 +30,18 @@ def carried(text: str) -> str:
     return str(CarryDimensions()(module))
 
 
-def test_a_tensor_with_the_dimension_becomes_an_argument() -> None:
+def test_tensor_with_the_dimension_becomes_an_argument() -> None:
     text = carried(SLICE)
     assert "(%t, %x, %c)" in text
     assert "Tensor[(p, 2), float32], Primitive=1" in text
 
 
-def test_what_types_give_is_not_carried() -> None:
+def test_dimensions_known_from_types_are_not_carried() -> None:
     text = carried("def @main(%x: Tensor[(n, 3), float32]) { reshape(%x, newshape=[3, n]) }")
     assert "(%x)" in text
 
 
-def test_an_expression_that_is_a_dimension_is_not_carried() -> None:
+def test_expression_that_is_a_dimension_is_not_carried() -> None:
     text = carried(
         """def @main(%n: Tensor[(n, 1), float32], %x: Tensor[(4 * n, 3), float32]) {
              reshape(%x, newshape=[3, 4 * n]) }"""
@@ -50,7 +50,7 @@ def test_an_expression_that_is_a_dimension_is_not_carried() -> None:
 
 
 @pytest.mark.parametrize(("p", "n"), [(0, 1), (3, 5), (20, 44)])
-def test_the_kernel_reads_it(p: int, n: int) -> None:
+def test_kernel_reads_it(p: int, n: int) -> None:
     exe = ekiden.compile(relay.parse(SLICE))
     rng = np.random.default_rng(p)
     cache, x, table = (rng.normal(size=s).astype(np.float32) for s in ((p, 2), (n, 3), (64, 3)))
@@ -73,7 +73,7 @@ def test_ranges_and_paddings_by_dimensions_of_other_tensors(p: int, n: int) -> N
 
 
 @pytest.mark.slow
-def test_a_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> None:
+def test_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> None:
     text = """def @main(%x: Tensor[(1, n), float32], %s: Tensor[(2,), int64]) {
       add(dyn.broadcast_to(%x, %s), %x) }"""
     run = ekiden.compile(relay.parse(text))
@@ -82,7 +82,7 @@ def test_a_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> Non
 
 
 @pytest.mark.slow
-def test_a_dimension_that_a_fused_kernel_hides_is_carried() -> None:
+def test_dimension_that_a_fused_kernel_hides_is_carried() -> None:
     text = """def @main(%x: Tensor[(5, 3), float32], %v: Tensor[(5,), float32]) {
       let %p = argwhere(greater(%v, 0f));
       let %y = take(%x, take(%p, 0, axis=1), axis=0);

@@ -22,7 +22,7 @@ def test_all_types_follow() -> None:
     assert ChangeBatch({X: 1})(mod)["main"].checked_type.ret_type.concrete_shape == (2, 16, 3)  # type: ignore[attr-defined]
 
 
-def test_what_says_the_batch_besides_is_an_error() -> None:
+def test_batch_size_in_attributes_is_an_error() -> None:
     with pytest.raises(TypeInferenceError, match="reshape"):
         ChangeBatch({X: 1}, 5)(module(relay.reshape(X, (2, 3))))
 

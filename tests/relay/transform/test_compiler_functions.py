@@ -50,7 +50,7 @@ def test_outlined_functions_are_inlined_again() -> None:
     assert actual.numpy().tolist() == [2, 0]
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
+def test_duplicate_symbol_is_refused() -> None:
     module = relay.parse(
         f"def @main(%x: {T}) {{ {PLACES['an operand']} }} def @cut(%y: {T}) -> {T} {{ %y }}"
     )

@@ -95,7 +95,7 @@ IN_ROWS = f"""def @main(%x: Tensor[{ROW_A}, float32], %z: Tensor[{ROW_B}, float3
 }}"""
 
 
-def test_parts_follow_each_other_in_the_storage_of_the_whole() -> None:
+def test_concatenated_parts_share_storage() -> None:
     result = planned(OUTERMOST)
     assert kernels(result) == [["tanh"], ["tanh"], ["tanh"]]
     assert parts(result) == [
@@ -119,7 +119,7 @@ def test_last_axis_inputs_are_strided_views_of_the_result() -> None:
     assert sizes(result) == [3 * 5 * 48 * 4 + 64, 3 * 5 * 48 * 4]
 
 
-def test_a_concatenation_in_another_one_is_part_of_its_storage() -> None:
+def test_concatenation_in_another_one_is_part_of_its_storage() -> None:
     wider = "(3, 5, 64)"
     result = planned(
         IN_ROWS.replace(
@@ -170,13 +170,13 @@ def test_smaller_input_is_copied() -> None:
     assert ["copy", "vm.part"] in kernels(rows)
 
 
-def test_who_reads_a_part_reads_it_in_its_row() -> None:
+def test_readers_use_strided_view_of_a_part() -> None:
     text = IN_ROWS.replace("  let %y", f"  let %c = {tanh(ROW_B)}(%b);\n  let %y")
     result = planned(text.replace("  %r\n", "  (%c, %r)\n"))
     assert kernels(result)[2] == ["vm.prefix", "tanh"]
 
 
-def test_a_part_of_a_storage_is_not_replaced_by_a_result() -> None:
+def test_shared_storage_part_is_not_reused_for_result() -> None:
     """%b dies in what follows it, but not the storage it lies in."""
     text = OUTERMOST.replace("  let %y", f"  let %c = {tanh(B)}(%b);\n  let %y")
     text = text.replace("  %r\n", "  (%c, %r)\n")
@@ -270,7 +270,7 @@ def test_branches_and_dense_blocks_run_as_interpreted(executor: str) -> None:
     assert ("concatenate" in names) == (executor == "async")
 
 
-def test_a_network_has_no_copies_left() -> None:
+def test_network_has_no_copies_left() -> None:
     output = optimize_module(branches()[0], Target.host())
     result = kernels(output)
     assert not any("concatenate" in item for item in result)
@@ -303,6 +303,6 @@ def test_symbolic_lengths_and_rows() -> None:
             assert_runs_as_interpreted(module, [np.random.default_rng(0).random(shape, np.float32)])
 
 
-def test_an_executable_with_shared_tensors_has_no_graph() -> None:
+def test_executable_with_shared_tensors_has_no_graph() -> None:
     with pytest.raises(CompileError, match="several kernels write its parts"):
         read_graph(ekiden.compile(branches()[0]).raw)

@@ -60,7 +60,7 @@ def converted(middle: str) -> list[str]:
         "%2 = strided_slice(%1, begin=[-1, 0], end=[-9, 9], strides=[-1, 2], axes=[-3, 3]);",
     ],
 )
-def test_a_network_is_transposed_at_its_ends_alone(middle: str) -> None:
+def test_network_is_transposed_at_its_ends_alone(middle: str) -> None:
     assert converted(middle).count("transpose") == 2
 
 
@@ -75,7 +75,7 @@ def test_parts_are_results_of_the_program() -> None:
     assert_same_meaning(before, after, [array(1, 3, 8, 8)])
 
 
-def test_a_transpose_that_moves_ones_is_a_reshape() -> None:
+def test_transpose_of_unit_axes_becomes_reshape() -> None:
     before = program(
         f"def @main({X}, %w: Tensor[(4, 3, 3, 3), float32]) {{"
         " nn.global_avg_pool2d(nn.conv2d(%x, %w)) }",
@@ -100,7 +100,7 @@ def test_squeeze_and_excite_has_no_transpose_inside() -> None:
     assert_same_meaning(before, after, [array(2, 4, 3, 5)])
 
 
-def test_a_channel_shuffle_costs_one_transpose() -> None:
+def test_channel_shuffle_costs_one_transpose() -> None:
     result = converted(
         """%3 = reshape(%1, newshape=[1, 2, 2, 3, 3]);
            %4 = transpose(%3, axes=[0, 2, 1, 3, 4]);
@@ -160,7 +160,7 @@ def test_programs_without_images_stay() -> None:
         "strided_slice(%0, begin=[1], end=[2], strides=[1], axes=[0])",
     ],
 )
-def test_parts_of_a_first_axis_stay_in_one_piece(parted: str) -> None:
+def test_leading_axis_parts_stay_contiguous(parted: str) -> None:
     text = (
         "def @main(%x: Tensor[(1, 9, 3, 2, 4), float32]) {"
         f" %0 = transpose(%x, axes=[2, 0, 3, 1, 4]); {parted} }}"
@@ -284,7 +284,7 @@ def test_random_networks_keep_their_meaning(made: tuple[IRModule, Sequence[int]]
     assert_same_meaning(module, after, [array(*shape)], rtol=1e-4)
 
 
-def test_a_transposition_of_nothing_becomes_a_view() -> None:
+def test_transposition_of_nothing_becomes_a_view() -> None:
     """In a reshape, 0 is an extent here and not the sign that means "copy"."""
     module = program(
         """def @main(%x: Tensor[(0, 1, 1), float32]) {
@@ -316,7 +316,7 @@ def test_volumes_have_their_channels_last() -> None:
     [("NCW", "OIW", (2, 3, 9), (4, 3, 3)), ("NWC", "WIO", (2, 9, 3), (3, 3, 4))],
 )
 @pytest.mark.parametrize("length", ["9", "n", "?"])
-def test_a_convolution_over_one_axis_gets_a_height(
+def test_convolution_over_one_axis_gets_a_height(
     layout: str, kernel: str, shape: tuple[int, ...], weight: tuple[int, ...], length: str
 ) -> None:
     size = [length if letter == "W" else str(n) for letter, n in zip(layout, shape, strict=True)]
@@ -332,7 +332,7 @@ def test_a_convolution_over_one_axis_gets_a_height(
     assert_same_meaning(before, after, [array(*shape)], rtol=1e-4)
 
 
-def test_a_transposed_convolution_over_one_axis_gets_a_height() -> None:
+def test_transposed_convolution_over_one_axis_gets_a_height() -> None:
     before = program(
         """def @main(%x: Tensor[(2, 6, 9), float32], %w: Tensor[(6, 2, 5), float32]) {
           nn.conv1d_transpose(%x, %w, strides=[3], padding=[1, 2], groups=3,

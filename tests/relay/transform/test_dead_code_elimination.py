@@ -10,7 +10,7 @@ from ekiden.relay.visitor import post_order
 pytestmark = pytest.mark.quick
 
 
-def test_an_unused_binding_goes() -> None:
+def test_unused_binding_goes() -> None:
     check(
         DeadCodeElimination(),
         "def @main(%x: float32) { let %a = tanh(%x); let %b = exp(%x); %b }",
@@ -26,7 +26,7 @@ def test_what_only_an_unused_binding_uses_goes_too() -> None:
     )
 
 
-def test_a_use_inside_a_branch_counts() -> None:
+def test_use_inside_a_branch_counts() -> None:
     text = """
     def @main(%c: bool, %x: float32) {
       let %a = tanh(%x); let %r = if (%c) { %a } else { %x }; %r
@@ -43,20 +43,20 @@ def test_branches_are_cleaned() -> None:
     )
 
 
-def test_an_effect_stays() -> None:
+def test_effect_stays() -> None:
     text = """
     def @main(%x: float32) { let %r = ref(%x); let %u = ref_write(%r, 1f); %x }"""
     check(DeadCodeElimination(), text, text)
 
 
-def test_a_call_of_a_function_stays_since_it_might_not_end() -> None:
+def test_possibly_diverging_call_is_kept() -> None:
     text = """
     def @f(%x: float32) -> float32 { @f(%x) }
     def @main(%x: float32) { let %u = @f(%x); %x }"""
     check(DeadCodeElimination(), text, text)
 
 
-def test_an_unused_function_value_goes_whatever_it_would_do() -> None:
+def test_unused_closure_is_removed_despite_effects() -> None:
     check(
         DeadCodeElimination(),
         """def @main(%x: float32) {
@@ -73,7 +73,7 @@ def test_values_used_once_can_take_the_place_of_their_names() -> None:
     )
 
 
-def test_a_value_used_once_inside_a_function_stays_outside() -> None:
+def test_value_used_once_inside_a_function_stays_outside() -> None:
     text = """def @main(%x: float32) { let %a = exp(%x);
       let %f = fn (%y: float32) { add(%y, %a) }; let %b = %f(%x); %f(%b) }"""
     transformed = DeadCodeElimination(inline_once=True)(program(text))
@@ -86,7 +86,7 @@ def test_effects_can_be_ignored() -> None:
     check(DeadCodeElimination(ignore_impurity=True), text, "def @main(%x: float32) { %x }")
 
 
-def test_a_let_that_is_an_operand() -> None:
+def test_let_that_is_an_operand() -> None:
     text = """def @main(%x: int32) -> int32 {
       add({ let %a = 1; let %b = %a + %x; 3 }, { let %r = ref(%x); 2 }) }"""
     transformed = DeadCodeElimination()(program(text))

@@ -54,7 +54,7 @@ def run(text: str, *args: object) -> tuple[np.ndarray, IRModule]:
     return actual, transformed
 
 
-def test_a_closure_becomes_data() -> None:
+def test_closure_becomes_data() -> None:
     check(
         Defunctionalize(),
         """def @main(%x: float32) -> float32 {
@@ -76,7 +76,7 @@ def test_functions_of_one_type_share_a_data_type() -> None:
     assert len(result.type_definitions) == 1
 
 
-def test_a_global_function_as_a_value() -> None:
+def test_global_function_as_a_value() -> None:
     result, _ = run(
         """def @double(%x: float32) -> float32 { add(%x, %x) }
            def @twice(%f: fn (float32) -> float32, %x: float32) -> float32 { %f(%f(%x)) }
@@ -99,7 +99,7 @@ def test_functions_of_functions() -> None:
     assert result == 10
 
 
-def test_a_local_recursive_function() -> None:
+def test_local_recursive_function() -> None:
     result, _ = run(
         """def @main(%n: int32) -> int32 {
              let %step = 2;
@@ -173,7 +173,7 @@ def test_polymorphic_arguments(body: str) -> None:
     assert result == 3
 
 
-def test_a_polymorphic_function_passed_through_a_list() -> None:
+def test_polymorphic_function_passed_through_a_list() -> None:
     result, _ = run(
         LIST
         + ID
@@ -185,14 +185,14 @@ def test_a_polymorphic_function_passed_through_a_list() -> None:
     assert result == 6
 
 
-def test_a_local_polymorphic_function_that_calls_itself_is_refused() -> None:
+def test_local_polymorphic_function_that_calls_itself_is_refused() -> None:
     text = """def @main(%x: float32) -> float32 {
                 let %f = fn [A](%y: A) -> A { %f(%y) }; %f(%x) }"""
     with pytest.raises(CompileError, match="the polymorphic function %f"):
         Defunctionalize()(program(text))
 
 
-def test_a_polymorphic_value_is_refused() -> None:
+def test_polymorphic_value_is_refused() -> None:
     text = """def @id[A](%x: A) -> A { %x }
               def @main(%x: float32) -> float32 {
                 let %t = (@id, %x); %t.1 }"""

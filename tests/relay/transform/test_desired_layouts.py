@@ -102,14 +102,14 @@ def test_named_weights_and_depthwise() -> None:
     check(depthwise, NHWC)
 
 
-def test_pools_are_asked_for_their_own() -> None:
+def test_pool_layouts_are_requested_separately() -> None:
     body = relay.nn.max_pool2d(conv(), pool_size=(2, 2))
     function = converted(body, {**NHWC, "nn.max_pool2d": ["NCHW"]})
     assert 'layout="NHWC"' not in str(function).split("nn.max_pool2d")[1].split("\n")[0]
     check(body, {**NHWC, "nn.max_pool2d": ["NCHW"]})
 
 
-def test_operators_without_weights_are_asked_alone() -> None:
+def test_weightless_operators_accept_desired_layouts() -> None:
     resized = relay.image.resize2d(X, (4, 9))
     assert 'layout="NHWC"' in str(converted(resized, {"image.resize2d": ["NHWC"]}))
     assert check(resized, {"image.resize2d": ["NHWC"]})["layout_transform"] == 2
@@ -117,17 +117,17 @@ def test_operators_without_weights_are_asked_alone() -> None:
     assert check(last, {"image.resize2d": ["NCHW"]})["layout_transform"] == 2
 
 
-def test_places_in_windows_need_no_way_back() -> None:
+def test_argmax_indices_need_no_layout_conversion() -> None:
     body = relay.argmax(conv(), axis=[2, 3])
     assert check(body, NHWC)["layout_transform"] == 2
     assert check(relay.argmax(conv(), axis=[1, 2]), NHWC)["layout_transform"] == 3
 
 
-def test_sums_over_all_stay_so() -> None:
+def test_full_reductions_are_unchanged() -> None:
     assert "axis" not in str(converted(relay.sum(conv()), NHWC)).split("sum(")[1].split("\n")[0]
 
 
-def test_channels_that_do_not_divide_stay_whole() -> None:
+def test_indivisible_channels_are_not_blocked() -> None:
     second = relay.nn.conv2d(relay.nn.relu(conv()), relay.var("v", shape=(16, 8, 1, 1)))
     desired = {"nn.conv2d": ["NCHW8c", "OIHW8i8o"]}
     result = str(converted(second, desired))
@@ -163,7 +163,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(OP_ATTRS, attribute, dict(OP_ATTRS.get(attribute, {})))
 
 
-def test_a_users_alteration(rules: None) -> None:
+def test_users_alteration(rules: None) -> None:
     @relay.op.register_alter_op_layout("nn.conv2d")
     def alter(attrs: Any, inputs: Sequence[Expr], infos: Sequence[Any], kind: object) -> Expr:  # noqa: ANN401
         assert [int(d) for d in infos[1].shape] == [8, 4, 3, 3]
@@ -176,7 +176,7 @@ def test_a_users_alteration(rules: None) -> None:
     assert ops == {"layout_transform": 3, "nn.conv2d": 1, "nn.relu": 1}
 
 
-def test_a_users_rule_for_what_follows(rules: None) -> None:
+def test_users_rule_for_what_follows(rules: None) -> None:
     def stays(attrs: Any, new: Any, old: Any, types: Any) -> InferCorrectLayoutOutput:  # noqa: ANN401
         return InferCorrectLayoutOutput(["NCHW"], ["NCHW"], attrs)
 

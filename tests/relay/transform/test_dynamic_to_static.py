@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[[], Expr], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_shape_of_types_is_known(name: str) -> None:
+def test_shape_of_types_is_known(name: str) -> None:
     make, shape = CASES[name]
     function = static(make())
     assert not any(op.startswith("dyn.") for op in count_ops(function))
@@ -65,7 +65,7 @@ def test_one_shape_makes_others_known() -> None:
     np.testing.assert_allclose(result, np.exp(data).reshape(8, 3), rtol=1e-6)
 
 
-def test_a_shape_that_is_data_stays() -> None:
+def test_shape_that_is_data_stays() -> None:
     shape = var("s", (2,), "int64")
     assert count_ops(static(relay.reshape(X, shape))) == {"dyn.reshape": 1}
     unknown = relay.var("u", shape=(relay.Any(), 3))

@@ -39,7 +39,7 @@ def test_attributes_tell_calls_apart() -> None:
     check(EliminateCommonSubexpr(), text, text)
 
 
-def test_the_order_of_operands_counts() -> None:
+def test_order_of_operands_counts() -> None:
     text = "def @main(%x: float32, %y: float32) { (subtract(%x, %y), subtract(%y, %x)) }"
     check(EliminateCommonSubexpr(), text, text)
 
@@ -73,7 +73,7 @@ def test_skipped_calls_are_not_shared() -> None:
     )
 
 
-def test_closure_does_not_capture_what_it_fuses() -> None:
+def test_closure_does_not_capture_fused_values() -> None:
     text = """def @main(%x: float32) {
       let %f = fn (%a: float32) -> float32 { multiply(%a, exp(%x)) };
       (exp(%x), %f) }"""

@@ -103,13 +103,13 @@ def test_each_operator_is_marked() -> None:
     assert compilers(transformed) == ["test"] * 2 + ["default"] * 2
 
 
-def test_a_predicate_looks_at_the_call() -> None:
+def test_predicate_looks_at_the_call() -> None:
     transformed = AnnotateTarget("test")(program(f"def @main({X}) {{ add(%x, %x) }}"))
     assert set(compilers(transformed)) == {"default"}
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_one_target_after_the_other_is_both_at_once(joins: bool) -> None:
+def test_sequential_annotation_equals_joint_annotation(joins: bool) -> None:
     register_op_attr("nn.relu", "target.other", lambda call: True)
     module = program(f"def @main({X}) {{ %0 = exp(%x); add(abs(%0), nn.relu(%0)) }}")
     first = AnnotateTarget("test", joins)(module)
@@ -118,7 +118,7 @@ def test_one_target_after_the_other_is_both_at_once(joins: bool) -> None:
     assert structural_equal(AnnotateTarget("other", joins)(first), at_once)
 
 
-def test_what_stays_is_marked_where_it_calls_a_function_of_the_program() -> None:
+def test_host_calls_of_program_functions_are_marked() -> None:
     """Calls of variables have marks where all does; results of branches have ends."""
     module = program(
         f"def @main({X}) {{ let %f = fn (%y: Tensor[(2, 3), float32]) {{ exp(%y) }};"
@@ -131,7 +131,7 @@ def test_what_stays_is_marked_where_it_calls_a_function_of_the_program() -> None
         assert_same_meaning(module, PartitionGraph()(result), random((2, 3)))
 
 
-def test_regions_do_not_wait_for_each_other() -> None:
+def test_regions_have_no_cyclic_dependencies() -> None:
     """Joining both pairs would make each region need a result of the other."""
     for name in ("abs", "subtract"):
         register_op_attr(name, "target.other", lambda call: True)
@@ -144,7 +144,7 @@ def test_regions_do_not_wait_for_each_other() -> None:
     assert_same_meaning(module, transformed, random((2, 3)))
 
 
-def test_the_first_target_that_takes_an_operator_has_it() -> None:
+def test_first_target_that_takes_an_operator_has_it() -> None:
     register_op_attr("exp", "target.other", lambda call: True)
     module = program(f"def @main({X}) {{ tanh(exp(%x)) }}")
     transformed = PartitionGraph()(AnnotateTarget(["other", "test"])(module))
@@ -154,7 +154,7 @@ def test_the_first_target_that_takes_an_operator_has_it() -> None:
     }
 
 
-def test_a_chain_is_one_region() -> None:
+def test_chain_is_one_region() -> None:
     result = partitioned("nn.relu(tanh(exp(%x)))")
     assert external(result) == {"tvmgen_default_test_main_0": ["exp", "tanh"]}
     assert calls(result) == ["nn.relu"]
@@ -170,12 +170,12 @@ def test_without_merging_each_operator_is_a_region() -> None:
     assert_same_meaning(module, transformed, random((2, 3)))
 
 
-def test_a_diamond_is_one_region() -> None:
+def test_diamond_is_one_region() -> None:
     result = partitioned("%0 = exp(%x); add(tanh(%0), multiply(%0, %x))")
     assert list(external(result).values()) == [["exp", "tanh", "multiply", "add"]]
 
 
-def test_a_region_may_not_wait_for_itself() -> None:
+def test_region_does_not_depend_on_itself() -> None:
     """relu, which is not taken, lies between exp and the addition."""
     result = partitioned("%0 = exp(%x); add(%0, nn.relu(%0))")
     assert sorted(external(result).values()) == [["add"], ["exp"]]
@@ -203,7 +203,7 @@ def test_regions_stay_within_one_scope() -> None:
     assert sorted(map(len, external(module).values())) == [1, 2, 2]
 
 
-def test_a_region_does_not_wait_for_itself_through_a_closure() -> None:
+def test_region_does_not_wait_for_itself_through_a_closure() -> None:
     """The second use of the exponential needs a call whose closure needs the first."""
 
     def used_twice(x: Var, y: Var) -> RelayExpr:
@@ -214,7 +214,7 @@ def test_a_region_does_not_wait_for_itself_through_a_closure() -> None:
     partitioned_graph(used_twice)
 
 
-def test_a_region_takes_no_tuple_of_another_scope() -> None:
+def test_region_takes_no_tuple_of_another_scope() -> None:
     """External compilers take tensors: what projects the tuple stays outside."""
 
     def projected_in_branch(x: Var, y: Var) -> RelayExpr:
@@ -236,7 +236,7 @@ def test_regions_on_both_sides_of_another() -> None:
     assert calls(output) == ["nn.relu"]
 
 
-def test_a_region_with_several_results_gives_a_tuple() -> None:
+def test_region_with_several_results_gives_a_tuple() -> None:
     result = partitioned("%0 = exp(%x); %1 = tanh(%0); (nn.relu(%0), nn.relu(%1))")
     assert list(external(result).values()) == [["exp", "tanh"]]
 
@@ -246,7 +246,7 @@ def test_tuples_join_a_region() -> None:
     assert list(external(result).values()) == [["exp", "tanh", "multiply"]]
 
 
-def test_constants_are_bound_or_handed_in() -> None:
+def test_constants_are_bound_or_passed() -> None:
     module = program(f"def @main({X}) {{ multiply(%x, 2f) }}")
     bound = PARTITION(module)
     handed = Sequential([AnnotateTarget("test"), PartitionGraph(bind_constants=False)])(module)
@@ -268,7 +268,7 @@ def test_partitioned_functions_are_not_changed() -> None:
     assert calls(IRModule({"main": fused["main"]})) == ["nn.relu"]
 
 
-def test_a_symbol_is_a_name_in_c() -> None:
+def test_symbol_is_a_name_in_c() -> None:
     register_op_attr("exp", "target.my-npu++", lambda call: True)
     try:
         module = program(f"def @main({X}) {{ exp(%x) }}")
@@ -309,7 +309,7 @@ def test_external_functions_run_in_the_virtual_machine() -> None:
         np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5)
 
 
-def test_an_external_compiler_without_code_generator_is_named() -> None:
+def test_external_compiler_without_code_generator_is_named() -> None:
     register_op_attr("exp", "target.other", lambda call: True)
     transformed = Sequential([AnnotateTarget("other"), PartitionGraph()])(
         program(f"def @main({X}) {{ exp(%x) }}")
@@ -349,12 +349,12 @@ def test_composite_functions_are_cut_out_in_order() -> None:
     assert_same_meaning(program(TEXT), transformed, random((2, 3), (4, 3), (4,)))
 
 
-def test_a_check_can_refuse_a_match() -> None:
+def test_check_can_refuse_a_match() -> None:
     table = [("test.dense", DENSE, lambda call: False)]
     assert composite(MergeComposite(table)(program(TEXT))) == []
 
 
-def test_a_composite_function_goes_to_its_compiler() -> None:
+def test_composite_function_goes_to_its_compiler() -> None:
     transformed = MergeComposite([("test.dense_bias", BIAS)])(program(TEXT))
     transformed = PARTITION(transformed)
     verify(transformed)
@@ -383,7 +383,7 @@ except ekiden.LoadError as error:
 
 
 @pytest.mark.slow
-def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
+def test_artifact_names_missing_compiler(tmp_path: Path) -> None:
     """It loads where that is registered, and has its functions compiled there."""
     inner = relay.var("y", shape=(2, 3))
     function = relay.Function([inner], relay.exp(inner), attrs={"Primitive": 1})
@@ -405,7 +405,7 @@ def test_an_artifact_says_elsewhere_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
+def test_smallest_compiler_makes_c(tmp_path: Path) -> None:
     """A region for "ccompiler" is an artifact for target "c", which runs wherever it is loaded."""
     region = """def @f(%a: Tensor[(2, 3), float32], %b: Tensor[(2, 3), float32],
                        Compiler="ccompiler", Primitive=1, global_symbol="f") {
@@ -421,7 +421,7 @@ def test_the_smallest_compiler_makes_c(tmp_path: Path) -> None:
         np.testing.assert_allclose(same, np.exp(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiler_is_a_global_function_as_in_tvm() -> None:
+def test_compiler_is_a_global_function_as_in_tvm() -> None:
     """relay.ext.NAME makes a module of a region."""
 
     def codegen(function: Function) -> ekiden.runtime.Module:
@@ -449,7 +449,7 @@ def test_a_compiler_is_a_global_function_as_in_tvm() -> None:
         ekiden.compile(module)
 
 
-def test_a_compiler_has_passes_of_its_own() -> None:
+def test_compiler_has_passes_of_its_own() -> None:
     ekiden.register_func("relay.ext.test.optimize", FoldConstant(), override=True)
     try:
         result = partitioned("add(exp(%x), tanh(multiply(2f, 3f)))")
@@ -498,7 +498,7 @@ def passes_without_options() -> list[str]:
 
 
 @pytest.mark.parametrize("name", passes_without_options())
-def test_a_pass_leaves_what_was_cut_out_as_it_is(name: str) -> None:
+def test_passes_skip_outlined_functions(name: str) -> None:
     """It may put it in place of its calls, and mark it."""
     text = f"def @main({X}) {{ let %y = tanh(exp(%x)); (add(%y, %y), nn.relu(multiply(%y, %x))) }}"
     module = InferType()(PARTITION(program(text)))

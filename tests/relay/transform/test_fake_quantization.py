@@ -58,7 +58,7 @@ def without_floats(ops: dict[str, int]) -> bool:
     return not {"qnn.dequantize", "qnn.quantize"} & ops.keys()
 
 
-def test_a_convolution_with_a_scale_per_channel() -> None:
+def test_convolution_with_a_scale_per_channel() -> None:
     x, w, b = var("x", (1, 3, 8, 8)), var("w", (4, 3, 3, 3)), var("b", (4,), "int32")
     scales = relay.const(np.array([0.5, 0.25, 1, 2], np.float32))
     zeros = relay.const(np.zeros(4, np.int32))
@@ -96,14 +96,14 @@ def test_data_movement_runs_on_integers(name: str, out: tuple[float, int]) -> No
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "minimum", "maximum"])
-def test_two_tensors_of_different_scales(name: str) -> None:
+def test_operands_of_different_scales_are_requantized(name: str) -> None:
     a = dequantize(var("a", (2, 5)), number(0.1), point(1))
     b = dequantize(var("b", (2, 5)), number(0.3), point(-2))
     ops = check(quantize(getattr(relay, name)(a, b), number(0.7), point(2)), apart=1)
     assert without_floats(ops)
 
 
-def test_a_scale_that_nothing_below_gives_is_not_invented() -> None:
+def test_unknown_scale_is_not_invented() -> None:
     """TVM would give the sum the scale of the last result, which says nothing about it."""
     a = dequantize(var("a", (2, 4)), number(0.1), point(0))
     b = dequantize(var("b", (2, 4)), number(0.2), point(0))
@@ -114,7 +114,7 @@ def test_a_scale_that_nothing_below_gives_is_not_invented() -> None:
         integers(expr, hard_fail=True)
 
 
-def test_an_operator_without_a_rule_leaves_the_region() -> None:
+def test_operator_without_a_rule_leaves_the_region() -> None:
     x = dequantize(var("x", (2, 4)), number(0.1), point(0))
     expr = quantize(relay.sin(x), number(0.1), point(0))
     assert "sin" in check(expr)
@@ -145,7 +145,7 @@ def test_softmax_is_quantised_when_asked_for() -> None:
     assert "qnn.softmax" in count_ops(integers(expr, optional_qnn_ops=["nn.softmax"]))
 
 
-def test_a_rule_of_a_user() -> None:
+def test_rule_of_a_user() -> None:
     table = OP_ATTRS["FTVMFakeQuantizationToInteger"]
     assert "negative" not in table
 
@@ -203,7 +203,7 @@ def test_one_tensor_under_two_scales(name: str, dtype: str, out_dtype: str, know
     assert without_floats(check(expr, apart=1))
 
 
-def test_a_result_that_its_operands_dtype_does_not_hold_leaves_the_region() -> None:
+def test_result_that_its_operands_dtype_does_not_hold_leaves_the_region() -> None:
     x = dequantize(var("x", (2, 5)), number(0.1), point(0))
     expr = relay.qnn.op.quantize(relay.exp(x), number(0.01), point(0), out_dtype="int16")
     assert "exp" in check(expr)

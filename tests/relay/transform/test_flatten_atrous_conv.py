@@ -69,7 +69,7 @@ def one_axis(size: Dim, crop: int = 0) -> relay.Function:
     return relay.Function([x, w], relay.nn.batch_to_space_nd(flat, [4], [[crop, rest]]))
 
 
-def test_a_convolution_along_one_axis_of_any_size() -> None:
+def test_convolution_along_one_axis_of_any_size() -> None:
     before = one_axis(Var("n", "int64"))
     after = flat(before)
     assert count_ops(after) == {"expand_dims": 1, "nn.conv2d": 1, "squeeze": 1}

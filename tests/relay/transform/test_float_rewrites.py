@@ -67,7 +67,7 @@ def test_constants_that_cancel_round_however_they_are_written(build: str, tier: 
         np.testing.assert_array_equal(result, expected)
 
 
-def test_zeros_keep_their_signs_but_in_the_tier_free() -> None:
+def test_signed_zeros_are_kept_below_tier_free() -> None:
     text = "def @main(%x: Tensor[(2,), float32]) { (add(%x, 0f), subtract(%x, 0f), add(%x, -0f)) }"
     module, x = program(text), np.array([-0.0, 1], np.float32)
     signs = {
@@ -80,7 +80,7 @@ def test_zeros_keep_their_signs_but_in_the_tier_free() -> None:
     assert signs["free"] == [True, True, True]
 
 
-def test_an_intermediate_result_that_overflows_does_so() -> None:
+def test_intermediate_result_that_overflows_does_so() -> None:
     module = program(
         "def @main(%x: Tensor[(2,), float32]) { multiply(multiply(%x, 1e30f), 1e-30f) }"
     )
@@ -100,7 +100,7 @@ def _conv(body: str, bias: float, scale: float = 1) -> IRModule:
     return program(CONV.replace("BODY", body), w=weight, **values)
 
 
-def test_a_bias_that_rounds_a_convolution_stays() -> None:
+def test_bias_that_rounds_a_convolution_stays() -> None:
     body = "subtract(add(nn.conv2d(%x, %w), %b), %b)"
     assert calls(FoldScaleAxis()(_conv(body, 12582912))) == ["nn.conv2d", "add", "add"]
     x = np.random.default_rng(0).uniform(-9, 9, (1, 2, 3, 3)).astype(np.float32)
@@ -108,7 +108,7 @@ def test_a_bias_that_rounds_a_convolution_stays() -> None:
     np.testing.assert_array_equal(result, np.round(result))
 
 
-def test_biases_of_the_size_of_weights_meet_though_they_cancel() -> None:
+def test_biases_are_merged_despite_cancellation() -> None:
     body = "subtract(add(nn.conv2d(%x, %w), %b), %b)"
     assert calls(FoldScaleAxis()(_conv(body, 1))) == ["nn.conv2d", "add"]
 
@@ -139,13 +139,13 @@ def test_two_normalisations_in_a_row_become_one(factors: tuple[float, float]) ->
 
 
 @pytest.mark.parametrize("factors", [(1e30, 1e-30), (1e-30, 1e30), (1e6, 0.5)])
-def test_affine_steps_that_leave_the_range_stay(factors: tuple[float, float]) -> None:
+def test_out_of_range_affine_steps_are_not_merged(factors: tuple[float, float]) -> None:
     a, b = factors
     module = _affine(a, 0.3, b, 0.3)
     assert calls(FoldScaleAxis()(module)) == ["multiply", "add", "multiply", "add"]
 
 
-def test_a_bias_that_rounds_a_normalisation_stays() -> None:
+def test_bias_that_rounds_a_normalisation_stays() -> None:
     module = _affine(1, 12582912, 1, -12582912)
     assert calls(FoldScaleAxis()(module)) == ["multiply", "add", "add"]
     x = np.random.default_rng(0).uniform(-9, 9, (1, 3, 2, 2)).astype(np.float32)
@@ -188,7 +188,7 @@ def test_batch_normalisation_compiles_exactly() -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_an_unknown_tier_is_refused() -> None:
+def test_unknown_tier_is_refused() -> None:
     module = program("def @main(%x: Tensor[(2,), float32]) { exp(%x) }")
     with pytest.raises(CompileError, match=r"float_rewrites one of 'exact', 'rounded', 'free'"):
         ekiden.compile(module, float_rewrites="fast")
@@ -199,7 +199,7 @@ def test_an_unknown_tier_is_refused() -> None:
         FoldScaleAxis()(module)
 
 
-def test_every_row_is_asked_for_by_a_pass() -> None:
+def test_every_float_rewrite_is_used_by_a_pass() -> None:
     text = "\n".join(p.read_text() for p in (SOURCES / "relay").rglob("*.py"))
     asked = set(re.findall(r'is_rewrite_allowed\("([^"]+)"', text))
     asked |= set(re.findall(r'call_pass\(\s*"[^"]+",[^"]*lambda: {[^}]*}, "([^"]+)"', text))

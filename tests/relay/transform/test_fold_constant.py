@@ -11,7 +11,7 @@ from ekiden.relay.transform import FoldConstant
 pytestmark = pytest.mark.quick
 
 
-def test_a_call_on_constants_becomes_its_value() -> None:
+def test_call_on_constants_becomes_its_value() -> None:
     check(
         FoldConstant(),
         "def @main(%x: float32) { add(%x, multiply(2f, 3f)) }",
@@ -19,7 +19,7 @@ def test_a_call_on_constants_becomes_its_value() -> None:
     )
 
 
-def test_a_chain_folds_to_one_constant() -> None:
+def test_chain_folds_to_one_constant() -> None:
     check(FoldConstant(), "def @main() { exp(subtract(1f, 1f)) }", "def @main() { 1f }")
 
 
@@ -31,7 +31,7 @@ def test_quantised_constants_fold_to_their_integers() -> None:
     )
 
 
-def test_a_call_that_depends_on_a_parameter_stays() -> None:
+def test_call_that_depends_on_a_parameter_stays() -> None:
     text = "def @main(%x: float32) { add(%x, 1f) }"
     check(FoldConstant(), text, text)
 
@@ -44,7 +44,7 @@ def test_tuple_field_is_folded() -> None:
     )
 
 
-def test_a_field_is_not_taken_from_a_tuple_with_an_effect() -> None:
+def test_field_is_not_taken_from_a_tuple_with_an_effect() -> None:
     text = "def @main(%r: ref(float32), %y: float32) { (ref_write(%r, %y), %y).1 }"
     check(FoldConstant(), text, text)
 
@@ -57,7 +57,7 @@ def test_constant_condition_selects_the_branch() -> None:
     )
 
 
-def test_a_result_of_several_tensors_becomes_a_tuple() -> None:
+def test_result_of_several_tensors_becomes_a_tuple() -> None:
     module = program(
         """def @main(%w: Tensor[(4,), float32]) {
           %0 = split(%w, indices_or_sections=[2], axis=0); (%0.1, %0.0) }""",
@@ -75,12 +75,12 @@ def test_integers_keep_their_dtype() -> None:
     assert isinstance(body, Constant) and body.data.dtype == np.int64 and body.data == 3
 
 
-def test_a_small_constant_is_not_blown_up() -> None:
+def test_small_constant_is_not_blown_up() -> None:
     text = "def @main() { broadcast_to(1f, shape=[1024, 1024, 64]) }"
     check(FoldConstant(), text, text)
 
 
-def test_an_attribute_with_a_symbol_is_not_evaluated() -> None:
+def test_attribute_with_a_symbol_is_not_evaluated() -> None:
     text = """def @main(%x: Tensor[(n,), float32]) {
       add(%x, broadcast_to(1f, shape=[n])) }"""
     check(FoldConstant(), text, text)
@@ -119,7 +119,7 @@ def _of_hidden_layer(result: str) -> RelayExpr:
     return body
 
 
-def test_a_large_result_is_computed_where_what_is_made_of_it_is_small() -> None:
+def test_large_constant_with_small_uses_is_folded() -> None:
     body = _of_hidden_layer("add(%x, nn.dense(%0, %v))")
     assert isinstance(body, Call) and isinstance(body.args[1], Constant)
 
@@ -132,7 +132,7 @@ def test_a_large_result_is_computed_where_what_is_made_of_it_is_small() -> None:
         "add(%x, nn.dense(exp(broadcast_to(%0, shape=[9, 4000, 512])), %v))",  # or far too large
     ],
 )
-def test_a_large_result_stays_that_something_else_reads(result: str) -> None:
+def test_large_constant_with_other_readers_is_kept(result: str) -> None:
     body = _of_hidden_layer(result)
     waiting, seen = [body], 0
     while waiting:
@@ -154,7 +154,7 @@ INTERPRETED = {
 
 
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_results_of_long_interpretation_are_left_to_the_run(name: str) -> None:
+def test_expensive_constants_are_computed_at_run_time(name: str) -> None:
     text, key = INTERPRETED[name], np.arange(10, dtype=np.uint64)
     for count, is_folded in ((8, True), (250_000, False)):
         values = {"k": key} if "%k" in text else {}

@@ -20,7 +20,7 @@ CONV = """def @main(%x: Tensor[(2, 3, 6, 6), float32], %w: Tensor[(4, 3, 3, 3), 
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1), (1, 1, 1), ()])
-def test_a_scale_per_channel_goes_into_the_weight(shape: tuple[int, ...]) -> None:
+def test_scale_per_channel_goes_into_the_weight(shape: tuple[int, ...]) -> None:
     text = CONV.replace("SHAPE", str(shape)).replace("BODY", "multiply(nn.conv2d(%x, %w), %s)")
     before = program(text, w=array(4, 3, 3, 3), s=array(*shape))
     after = FoldScaleAxis()(before)
@@ -28,20 +28,20 @@ def test_a_scale_per_channel_goes_into_the_weight(shape: tuple[int, ...]) -> Non
     assert_same_meaning(before, after, [array(2, 3, 6, 6)])
 
 
-def test_a_scale_per_row_of_another_layout_stays() -> None:
+def test_scale_per_row_of_another_layout_stays() -> None:
     body = """multiply(nn.conv2d(%x, %w, out_layout="NHWC"), %s)"""
     text = CONV.replace("SHAPE", "(4, 1, 1)").replace("BODY", body)
     before = program(text, w=array(4, 3, 3, 3), s=array(4, 1, 1))
     assert calls(FoldScaleAxis()(before)) == ["nn.conv2d", "multiply"]
 
 
-def test_a_scale_per_column_stays() -> None:
+def test_scale_per_column_stays() -> None:
     text = CONV.replace("SHAPE", "(1, 4)").replace("BODY", "multiply(nn.conv2d(%x, %w), %s)")
     before = program(text, w=array(4, 3, 3, 3), s=array(1, 4))
     assert calls(FoldScaleAxis()(before)) == ["nn.conv2d", "multiply"]
 
 
-def test_a_grouped_convolution_is_scaled_too() -> None:
+def test_grouped_convolution_is_scaled_too() -> None:
     before = program(
         """def @main(%x: Tensor[(1, 4, 5, 5), float32], %w: Tensor[(4, 1, 3, 3), float32],
                      %s: Tensor[(4, 1, 1), float32]) {
@@ -54,7 +54,7 @@ def test_a_grouped_convolution_is_scaled_too() -> None:
     assert_same_meaning(before, after, [array(1, 4, 5, 5)])
 
 
-def test_a_dense_layer_is_scaled_along_its_units() -> None:
+def test_dense_layer_is_scaled_along_its_units() -> None:
     before = program(
         """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(5, 3), float32],
                      %s: Tensor[(5,), float32]) { multiply(nn.dense(%x, %w), %s) }""",
@@ -66,7 +66,7 @@ def test_a_dense_layer_is_scaled_along_its_units() -> None:
     assert_same_meaning(before, after, [array(2, 3)])
 
 
-def test_a_scale_passes_an_addition() -> None:
+def test_scale_passes_an_addition() -> None:
     text = CONV.replace("SHAPE", "(4, 1, 1)").replace(
         "BODY", "multiply(add(nn.conv2d(%x, %w), %s), %s)"
     )
@@ -90,7 +90,7 @@ def test_batch_norm_disappears_into_a_convolution() -> None:
 
 
 @pytest.mark.parametrize("dtype, scale", [("int8", 0.5), ("float16", 1e6)])
-def test_a_weight_that_cannot_hold_the_product_stays(dtype: str, scale: float) -> None:
+def test_weight_that_cannot_hold_the_product_stays(dtype: str, scale: float) -> None:
     """Sums in float32 of smaller numbers: the weight is of the smaller type."""
     text = f"""def @main(%x: Tensor[(2, 3), {dtype}], %w: Tensor[(4, 3), {dtype}]) {{
       multiply(nn.dense(%x, %w, out_dtype="float32"), {scale}f) }}"""
@@ -101,7 +101,7 @@ def test_a_weight_that_cannot_hold_the_product_stays(dtype: str, scale: float) -
     assert_same_meaning(before, after, [np.ones((2, 3), dtype)])
 
 
-def test_additions_of_constants_meet() -> None:
+def test_constant_additions_are_merged() -> None:
     check(
         FoldScaleAxis(),
         "def @main(%x: float32) { add(subtract(add(%x, 3f), -1f), 4f) }",
@@ -109,7 +109,7 @@ def test_additions_of_constants_meet() -> None:
     )
 
 
-def test_a_value_with_another_use_is_not_changed() -> None:
+def test_value_with_another_use_is_not_changed() -> None:
     text = CONV.replace("SHAPE", "(4, 1, 1)").replace(
         "BODY", "%0 = nn.conv2d(%x, %w); (multiply(%0, %s), %0)"
     )
@@ -124,7 +124,7 @@ def test_integers_are_left_alone() -> None:
     check(FoldScaleAxis(), text, text)
 
 
-def test_a_constant_that_widens_the_result_is_left() -> None:
+def test_constant_that_widens_the_result_is_left() -> None:
     before = program(
         """def @main(%x: Tensor[(1, 3), float32], %a: Tensor[(4, 3), float32]) {
           multiply(add(%x, 1f), %a) }""",
@@ -146,6 +146,6 @@ def test_bias_add_becomes_an_addition_along_its_axis() -> None:
     assert_same_meaning(before, after, [array(2, 3, 4)])
 
 
-def test_a_constant_minus_a_value_stays() -> None:
+def test_constant_minus_a_value_stays() -> None:
     text = "def @main(%x: float32) { subtract(1f, %x) }"
     check(FoldScaleAxis(), text, text)

@@ -30,13 +30,13 @@ def folded(body: str, sign: float = 1, groups: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("sign", [1, -1, 0])
-def test_a_scale_goes_into_the_weight(sign: float, groups: int) -> None:
+def test_scale_goes_into_the_weight(sign: float, groups: int) -> None:
     body = f"nn.conv2d(multiply(%s, %x), %w, padding=[1, 1, 1, 1], groups={groups})"
     assert folded(body, sign, groups) == ["nn.conv2d"]
 
 
 @pytest.mark.parametrize("name", ["nn.relu", "nn.leaky_relu"])
-def test_a_positive_scale_passes_what_is_homogeneous(name: str) -> None:
+def test_positive_scale_passes_homogeneous_operators(name: str) -> None:
     body = f"nn.conv2d({name}(multiply(%x, %s)), %w)"
     assert folded(body) == [name, "nn.conv2d"]
     assert folded(body, -1) == ["multiply", name, "nn.conv2d"]
@@ -108,7 +108,7 @@ def test_backward_fold_moves_scales_into_weights(groups: int) -> None:
         assert_same_meaning(before, after, [array(2, 4, 6, 6) - 1, array(*weight)])
 
 
-def test_both_sides_of_a_sum_take_a_factor_behind_it() -> None:
+def test_factor_after_a_sum_moves_to_both_operands() -> None:
     text = """def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[(4, 4, 1, 1), float32],
                         %t: Tensor[(4, 1, 1), float32]) {
       multiply(add(nn.conv2d(%x, %w), MORE), %t) }"""
@@ -120,7 +120,7 @@ def test_both_sides_of_a_sum_take_a_factor_behind_it() -> None:
     assert calls(BackwardFoldScaleAxis()(one))[-1] == "multiply"
 
 
-def test_what_others_read_takes_no_factor_behind_it() -> None:
+def test_shared_value_takes_no_later_factor() -> None:
     text = """def @main(%x: Tensor[(2, 4, 6, 6), float32], %w: Tensor[(4, 4, 1, 1), float32],
                         %t: Tensor[(4, 1, 1), float32]) {
       %0 = nn.conv2d(%x, %w); (multiply(%0, %t), %0) }"""
@@ -130,7 +130,7 @@ def test_what_others_read_takes_no_factor_behind_it() -> None:
     assert calls(BackwardFoldScaleAxis()(alone))[-1] == "nn.conv2d"
 
 
-def test_a_dense_layer_is_scaled_along_what_it_sums() -> None:
+def test_dense_layer_is_scaled_along_what_it_sums() -> None:
     before = program(
         """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(5, 3), float32],
                      %s: Tensor[(3,), float32]) { nn.dense(multiply(%x, %s), %w) }""",

@@ -54,7 +54,7 @@ def test_transpositions_become_layouts() -> None:
     assert attrs.heads.layouts == ("bshd", "bshd", "bshd", "bhsd")
 
 
-def test_the_result_is_written_where_it_is_wanted() -> None:
+def test_attention_writes_requested_layout() -> None:
     joined = f"transpose(reshape({{}}, newshape=[{FOUR}, {DEPTH}]), axes=[0, 2, 1, 3])"
     attrs = fused(program(written(SCORES, joined)), inputs())
     assert attrs.heads.layouts == ("bshd",) * 4 and attrs.scale == 1.0
@@ -74,7 +74,7 @@ def test_additive_mask_is_fused(shape: tuple[int, ...]) -> None:
     assert fused(program(text), inputs(shape)).scale == 0.25
 
 
-def test_masks_that_are_added_one_after_the_other() -> None:
+def test_consecutive_additive_masks_are_merged() -> None:
     more = f", %m: Tensor[({BATCH}, 1, 1, {ROWS}), float32], %n: Tensor[({ROWS}, {ROWS}), float32]"
     fused(program(written(f"add(add({SCORES}, %m), %n)", more=more)),
           inputs((BATCH, 1, 1, ROWS), (ROWS, ROWS)))  # fmt: skip

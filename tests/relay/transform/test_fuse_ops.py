@@ -14,7 +14,7 @@ def fused(text: str) -> list[list[str]]:
     return groups(FuseOps()(program(text)))
 
 
-def test_a_group_is_a_primitive_function_that_is_called() -> None:
+def test_group_is_a_primitive_function_that_is_called() -> None:
     check(
         FuseOps(),
         f"def @main({X}) {{ exp(tanh(%x)) }}",
@@ -24,11 +24,11 @@ def test_a_group_is_a_primitive_function_that_is_called() -> None:
     )
 
 
-def test_an_elementwise_chain_is_one_group() -> None:
+def test_elementwise_chain_is_one_group() -> None:
     assert fused(f"def @main({X}) {{ exp(tanh(nn.relu(%x))) }}") == [["nn.relu", "tanh", "exp"]]
 
 
-def test_a_kernel_reads_no_more_than_it_may() -> None:
+def test_kernel_argument_limit_is_respected() -> None:
     names = [f"%x{n}" for n in range(10)]
     argument = ", ".join(f"{n}: Tensor[(4, 8), float32]" for n in names)
     text = names[0]
@@ -40,14 +40,14 @@ def test_a_kernel_reads_no_more_than_it_may() -> None:
     assert groups(FuseOps()(module)) == [["add"] * 9]
 
 
-def test_convolution_takes_what_follows_elementwise() -> None:
+def test_convolution_fuses_elementwise_epilogue() -> None:
     text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 1, 1), float32],
                         %b: Tensor[(4, 1, 1), float32], %r: Tensor[(1, 4, 8, 8), float32]) {
       nn.relu(add(add(nn.conv2d(%x, %w), %b), %r)) }"""
     assert fused(text) == [["nn.conv2d", "add", "add", "nn.relu"]]
 
 
-def test_convolution_does_not_take_what_comes_before() -> None:
+def test_convolution_does_not_fuse_its_inputs() -> None:
     text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(4, 3, 1, 1), float32]) {
       nn.conv2d(tanh(%x), %w) }"""
     assert fused(text) == [["tanh"], ["nn.conv2d"]]
@@ -60,7 +60,7 @@ def test_two_convolutions_stay_apart() -> None:
     assert sorted(map(sorted, result)) == [["add", "nn.conv2d"], ["nn.conv2d"], ["tanh"]]
 
 
-def test_a_wider_result_is_not_taken_by_a_convolution() -> None:
+def test_broadcast_epilogue_is_not_fused() -> None:
     text = """def @main(%x: Tensor[(1, 3, 8, 8), float32], %w: Tensor[(1, 3, 1, 1), float32],
                         %b: Tensor[(1, 4, 1, 1), float32]) { add(nn.conv2d(%x, %w), %b) }"""
     assert fused(text) == [["nn.conv2d"], ["add"]]
@@ -70,7 +70,7 @@ def test_elementwise_goes_into_a_reduction() -> None:
     assert fused(f"def @main({X}) {{ sum(tanh(%x), axis=[1]) }}") == [["tanh", "sum"]]
 
 
-def test_a_reduction_does_not_go_into_what_follows() -> None:
+def test_reduction_is_not_fused_into_consumers() -> None:
     text = f"def @main({X}) {{ tanh(sum(%x, axis=[1])) }}"
     assert fused(text) == [["sum"], ["tanh"]]
 
@@ -80,7 +80,7 @@ def test_injective_operators_are_one_group() -> None:
     assert fused(text) == [["exp", "transpose", "tanh"]]
 
 
-def test_a_reshape_stays_alone_and_is_marked() -> None:
+def test_reshape_stays_alone_and_is_marked() -> None:
     module = FuseOps()(program(f"def @main({X}) {{ tanh(reshape(exp(%x), newshape=[32])) }}"))
     assert groups(module) == [["exp"], ["reshape"], ["tanh"]]
     assert str(module).count("relay.reshape_only=1") == 1
@@ -91,7 +91,7 @@ def test_diamond_is_fused_into_one_group() -> None:
     assert fused(text) == [["tanh", "exp", "negative", "add"]]
 
 
-def test_a_diamond_with_an_anchor_inside_stays_open() -> None:
+def test_diamond_with_an_anchor_inside_stays_open() -> None:
     text = """def @main(%x: Tensor[(4, 4), float32], %w: Tensor[(4, 4), float32]) {
       %0 = tanh(%x); add(nn.dense(%0, %w), exp(%0)) }"""
     result = sorted(map(sorted, fused(text)))
@@ -125,13 +125,13 @@ def test_returned_value_ends_its_group() -> None:
     assert fused(text) == [["tanh"], ["exp"]]
 
 
-def test_a_value_used_in_a_branch_ends_its_group() -> None:
+def test_value_used_in_a_branch_ends_its_group() -> None:
     text = f"""def @main(%c: bool, {X}) {{
       %0 = tanh(%x); if (%c) {{ exp(%0) }} else {{ negative(%0) }} }}"""
     assert sorted(fused(text)) == [["exp"], ["negative"], ["tanh"]]
 
 
-def test_a_scalar_constant_is_inside_and_an_array_is_an_argument() -> None:
+def test_scalar_constant_is_inside_and_an_array_is_an_argument() -> None:
     module = FuseOps()(
         program(f"def @main({X}, %w: Tensor[(8,), float32]) {{ add(multiply(%x, 2f), %w) }}")
     )
@@ -145,7 +145,7 @@ def test_symbolic_dimensions_that_are_equal_fuse() -> None:
     assert fused(text) == [["nn.dense", "add"]]
 
 
-def test_groups_have_a_largest_size() -> None:
+def test_fusion_groups_are_bounded() -> None:
     body = "%x"
     for _ in range(600):
         body = f"tanh({body})"
@@ -193,7 +193,7 @@ def test_other_windows_have_a_kernel_of_their_own(pool: str, size: int) -> None:
     assert result == [[CONV, "nn.relu"], ["nn.max_pool2d", "tanh"]]
 
 
-def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:
+def test_shared_input_pooling_is_not_fused() -> None:
     text = f"""def @main(%x: Tensor[(1, 8, 8, 16), float32],
                        %w: Tensor[(36, 1, 16, 16), float32]) {{
       %0 = {CONV}(%x, %w, tile_size=4, channels=16, padding=[1, 1, 1, 1]);
@@ -202,7 +202,7 @@ def test_windows_of_what_others_read_too_have_a_kernel_of_their_own() -> None:
     assert fused(text) == [[CONV, "nn.relu"], ["nn.max_pool2d"]]
 
 
-def test_a_fence_keeps_kernels_apart_and_is_none_itself() -> None:
+def test_stop_fusion_separates_kernels() -> None:
     assert fused(f"def @main({X}) {{ exp(annotation.stop_fusion(tanh(%x))) }}") == [
         ["tanh"],
         ["exp"],

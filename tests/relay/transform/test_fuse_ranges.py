@@ -95,7 +95,7 @@ def test_maximum_of_clipped_results_is_nan_where_one_is(value: float) -> None:
     np.testing.assert_array_equal(high.numpy(), values.numpy().max())
 
 
-def test_maximum_of_negative_zeros_is_not_taken_for_a_large_number() -> None:
+def test_maximum_of_negative_zeros() -> None:
     data = relay.var("data", shape=(1, 8, 4, 4), dtype="float32")
     weight = relay.const(np.eye(16, 8, dtype="float32")[..., None, None])
     scaled = relay.multiply(relay.nn.conv2d(data, weight), relay.const(np.float32(-1e-30)))
@@ -133,7 +133,7 @@ def test_range_in_a_branch_is_computed_there() -> None:
     np.testing.assert_array_equal(both(feed, np.array(True)).numpy(), plain / plain.max())
 
 
-def test_results_do_not_live_as_long_as_their_ranges() -> None:
+def test_range_does_not_extend_result_lifetime() -> None:
     data, result = convolution("uint8", 9, 24, 40, 1)
     high = relay.max(result)
     later = relay.nn.max_pool2d(result, (3, 3))

@@ -46,7 +46,7 @@ def hoisted(text: str) -> IRModule:
 
 
 @pytest.mark.quick
-def test_an_invariant_call_moves_before_the_loop() -> None:
+def test_invariant_call_moves_before_the_loop() -> None:
     again = "%loop(add(%i, 1i64), add(%v, WHAT))"
     check(
         HoistInvariants(),
@@ -71,7 +71,7 @@ def test_loop_variant_calls_are_not_hoisted() -> None:
 
 
 @pytest.mark.quick
-def test_a_branch_inside_of_the_body_gives_up_what_cannot_fail() -> None:
+def test_infallible_invariants_leave_branches() -> None:
     body = """let %a = if (equal(%i, 2i64)) { sort(%x) } else { %v };
       %loop(add(%i, 1i64), %a)"""
     text = str(hoisted(main(body)))
@@ -97,7 +97,7 @@ def test_failing_operators_are_not_hoisted(what: str) -> None:
 
 
 @pytest.mark.quick
-def test_a_dimension_that_only_the_loop_knows_keeps_what_has_it() -> None:
+def test_loop_local_dimension_blocks_hoisting() -> None:
     body = """let %w: Tensor[(k, 4), float32] = %v;
       %loop(add(%i, 1i64), add(%w, cumsum(ones(shape=(k, 4), dtype="float32"), axis=0)))"""
     text = f"""def @main(%x: Tensor[(?, 4), float32], %n: int64) {{
@@ -116,14 +116,14 @@ INNER = """(let %in = fn (%j: int64, %u: Tensor[(4, 4), float32]) -> Tensor[(4, 
 
 
 @pytest.mark.quick
-def test_a_loop_that_does_not_change_moves_as_a_whole() -> None:
+def test_invariant_inner_loop_is_hoisted() -> None:
     body = f"%loop(add(%i, 1i64), add(%v, {INNER.replace('WHAT', 'sort(%x)')}))"
     text = str(hoisted(main(body)))
     assert text.index("sort(") < text.index("%in = fn") < text.index("%loop = fn")
 
 
 @pytest.mark.quick
-def test_a_loop_stays_in_a_branch_that_may_guard_it() -> None:
+def test_guarded_loop_is_not_hoisted() -> None:
     inner = INNER.replace("WHAT", "sort(%x)")
     body = f"let %a = if (%c) {{ {inner} }} else {{ %v }}; %loop(add(%i, 1i64), add(%a, %v))"
     text = str(hoisted(main(body)))
@@ -131,13 +131,13 @@ def test_a_loop_stays_in_a_branch_that_may_guard_it() -> None:
 
 
 @pytest.mark.quick
-def test_what_the_outer_loop_changes_moves_out_of_the_inner_one_alone() -> None:
+def test_hoisting_stops_at_varying_outer_loop() -> None:
     body = f"%loop(add(%i, 1i64), add(%v, {INNER.replace('WHAT', 'sort(%v)')}))"
     text = str(hoisted(main(body)))
     assert text.index("%loop = fn") < text.index("sort(") < text.index("%in = fn")
 
 
-def test_kernels_do_not_take_invariants_back() -> None:
+def test_fusion_does_not_undo_hoisting() -> None:
     body = "%loop(add(%i, 1i64), add(%v, multiply(exp(%x), sigmoid(%x))))"
     counted = calls(program(main(body)), X, np.int64(30), np.array(True))
     assert [n for title, n in counted.items() if "exp" in title] == [1]
@@ -158,7 +158,7 @@ def test_inlining_moves_nothing_into_a_loop() -> None:
 
 @pytest.mark.quick
 @pytest.mark.slow
-def test_a_long_body_takes_linear_work() -> None:
+def test_long_body_takes_linear_work() -> None:
     lets = "".join(f"let %a{n} = tanh(%{f'a{n - 1}' if n else 'x'});\n" for n in range(2000))
     module = program(main(f"{lets} %loop(add(%i, 1i64), add(%v, %a1999))"))
     text = str(HoistInvariants()(module))

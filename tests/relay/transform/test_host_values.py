@@ -113,7 +113,7 @@ def test_decisions_alone_run_on_the_host(name: str) -> None:
     assert planned(text).astext().count("device_copy(") == copies
 
 
-def test_a_size_from_data_copies_the_size_alone() -> None:
+def test_size_from_data_copies_the_size_alone() -> None:
     """The kernel that finds the coordinates runs on the device, and what the host reads of it is
     how many there are."""
     x = relay.var("x", shape=(8, 64))

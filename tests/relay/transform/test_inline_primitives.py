@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 KERNEL = "fn (%p: Tensor[(3), float32], Primitive=1) { nn.relu(%p) }"
 
 
-def test_a_primitive_function_is_called_in_place() -> None:
+def test_primitive_function_is_called_in_place() -> None:
     before = f"def @main(%x: Tensor[(3), float32]) {{ let %f = {KERNEL}; %f(%f(%x)) }}"
     module = InlinePrimitives()(relay.transform.InferType()(relay.parse(before)))
     body = module["main"].body
@@ -27,7 +27,7 @@ def test_what_is_not_primitive_stays() -> None:
     check(InlinePrimitives(), text, text)
 
 
-def test_a_program_that_was_fused_before_compiles() -> None:
+def test_program_that_was_fused_before_compiles() -> None:
     text = f"def @main(%x: Tensor[(3), float32]) {{ let %f = {KERNEL}; %f(%x) }}"
     x = np.array([-1, 0, 2], np.float32)
     assert ekiden.compile(relay.parse(text))(x).numpy().tolist() == [0, 0, 2]

@@ -40,7 +40,7 @@ def layer(given: tuple[Array, Array, Array], depth: int, relu: bool = False) -> 
 
 
 @pytest.mark.parametrize(("rows", "blocks", "block"), [(1, 1, 8), (64, 2, 16), (65, 3, 32)])
-def test_packing_keeps_every_number(rows: int, blocks: int, block: int) -> None:
+def test_packing_is_lossless(rows: int, blocks: int, block: int) -> None:
     levels, scale, point = weights(rows, blocks, block)
     words, scales, points = pack_nibbles(levels, scale, point)
     panels = -(-rows // ROWS_PER_PANEL)
@@ -53,7 +53,7 @@ def test_packing_keeps_every_number(rows: int, blocks: int, block: int) -> None:
 @pytest.mark.parametrize(
     ("target", "last"), [(BYTES, "nn.contrib_dense_nibbles_pack"), (PLAIN, "nn.contrib_dense_pack")]
 )
-def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
+def test_quantised_layer_lowering_per_target(target: Target, last: str) -> None:
     module = AlterOpLayout(target)(InferType()(layer(weights(20, 2, 32), 64)))
     result = calls(InferType()(module))
     assert result[-1] == last and NAME not in result

@@ -73,7 +73,7 @@ def test_dynamic_sizes_use_exact_float_sums(depth: PrimExpr | int, dtype: str) -
 
 
 @pytest.mark.quick
-def test_a_zero_point_that_may_be_any_number_stays_in_integers() -> None:
+def test_unknown_zero_point_stays_integer() -> None:
     n = SizeVar("n")
     x, y = (relay.var(v, shape=(2, n, 8), dtype="int8") for v in "xy")
     point = relay.var("p", shape=(), dtype="int32")

@@ -47,7 +47,7 @@ def test_integer_forms_use_int8_kernels(case: Case, cpu: str) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 3])
-def test_a_weight_whose_zero_point_is_a_vector_of_one_zero_is_multiplied_once(window: int) -> None:
+def test_weight_whose_zero_point_is_a_vector_of_one_zero_is_multiplied_once(window: int) -> None:
     case = Case("linear", channels=32, out=32, size=8, window=window)
     module = vm_pipeline(Target.parse("llvm -mcpu=x86-64-v3"))(import_model(case.model()))
     kernels = [function for function, _ in primitive_functions(module) if multiplies(function)]
@@ -61,7 +61,7 @@ def kernels_of(case: Case) -> list[str]:
     return [str(function) for function, _ in primitive_functions(module)]
 
 
-def test_data_are_laid_out_once_for_a_convolution_and_the_sums_of_its_windows() -> None:
+def test_convolution_and_window_sums_share_packed_data() -> None:
     case = Case("linear", weight="uint8", channels=16, out=32, size=9, stride=2)
     kernels = kernels_of(case)
     assert sum("nn.conv2d(" in kernel for kernel in kernels) == 2
@@ -70,7 +70,7 @@ def test_data_are_laid_out_once_for_a_convolution_and_the_sums_of_its_windows() 
 
 
 @pytest.mark.parametrize(("columns", "is_direct"), [(128, True), (100, False)])
-def test_a_computed_weight_of_whole_panels_is_packed_in_one_pass(
+def test_computed_weight_of_whole_panels_is_packed_in_one_pass(
     columns: int, is_direct: bool
 ) -> None:
     case = Case("integer", window=0, channels=64, out=columns, size=9, batch=3)

@@ -100,7 +100,7 @@ def test_per_axis_scales_follow_transposes() -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-3)
 
 
-def test_a_border_is_the_zero_point() -> None:
+def test_border_is_the_zero_point() -> None:
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(1, 4, 6, 6), dtype="uint8")
     weight = relay.const(rng.integers(-128, 128, (4, 4, 3, 3)).astype("int8"))
@@ -115,7 +115,7 @@ def test_a_border_is_the_zero_point() -> None:
     np.testing.assert_array_equal(ekiden.compile(module)(levels).numpy(), expected)
 
 
-def test_a_context_may_ask_for_the_sums_of_floats() -> None:
+def test_context_may_ask_for_the_sums_of_floats() -> None:
     module = body("nn.dense(qnn.dequantize(%x, 0.5f, 3), qnn.dequantize(%w, 0.1f, 0))")
     with PassContext(config={"relay.float_rewrites": "exact"}):
         assert products(module) == ["nn.dense"]

@@ -13,7 +13,7 @@ from ekiden.relay.transform.language.scope_tree import evaluation_order
 pytestmark = pytest.mark.quick
 
 
-def test_a_function_that_captures_nothing_becomes_a_global() -> None:
+def test_function_that_captures_nothing_becomes_a_global() -> None:
     check(
         LambdaLift(),
         "def @main(%x: float32) { let %f = fn (%y: float32) { tanh(%y) }; %f(%x) }",
@@ -31,7 +31,7 @@ def test_what_is_captured_becomes_parameters_of_a_closure() -> None:
     )
 
 
-def test_a_name_that_is_taken_gets_a_number() -> None:
+def test_name_that_is_taken_gets_a_number() -> None:
     module = LambdaLift()(
         program("""
         def @lifted_f(%x: float32) { %x }
@@ -109,7 +109,7 @@ def test_lifted_programs_compile(text: str, executor: str) -> None:
     np.testing.assert_array_equal(lifted, expected)
 
 
-def test_what_a_pass_has_bound_around_a_closure_is_no_part_of_it() -> None:
+def test_closure_excludes_surrounding_bindings() -> None:
     check(
         LambdaLift(),
         """def @f(%x: float32, Closure=1) {
@@ -124,7 +124,7 @@ def test_what_a_pass_has_bound_around_a_closure_is_no_part_of_it() -> None:
     )
 
 
-def test_what_shows_a_named_dimension_is_captured() -> None:
+def test_tensor_that_determines_a_dimension_is_captured() -> None:
     check(
         LambdaLift(),
         """def @main(%x: Tensor[(n, 2), float32]) {
@@ -136,7 +136,7 @@ def test_what_shows_a_named_dimension_is_captured() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 5])
-def test_a_dimension_that_does_not_follow_from_what_is_captured_is_captured(size: int) -> None:
+def test_dimension_that_does_not_follow_from_what_is_captured_is_captured(size: int) -> None:
     text = """
     def @main(%x: Tensor[(n, 4), float32]) {
       let %y = strided_slice(%x, begin=[0, 0], end=[n, 4], strides=[2, 1]);

@@ -9,7 +9,7 @@ from ekiden.runtime.errors import CompileError
 pytestmark = pytest.mark.quick
 
 
-def test_a_kernel_gets_a_tensor_to_write() -> None:
+def test_kernel_gets_a_tensor_to_write() -> None:
     check(
         ManifestAlloc(),
         """def @main(%x: Tensor[(2, 3), float32]) {
@@ -38,7 +38,7 @@ def test_sizes_are_expressions_on_symbols() -> None:
     )
 
 
-def test_a_reshape_becomes_a_view() -> None:
+def test_reshape_becomes_a_view() -> None:
     check(
         ManifestAlloc(),
         """def @main(%x: Tensor[(2, 3), float32]) {
@@ -50,7 +50,7 @@ def test_a_reshape_becomes_a_view() -> None:
     )
 
 
-def test_a_kernel_with_several_results_gives_a_tuple() -> None:
+def test_kernel_with_several_results_gives_a_tuple() -> None:
     check(
         ManifestAlloc(),
         """def @main(%x: Tensor[(4,), float32]) {
@@ -84,7 +84,7 @@ def test_kernels_in_branches_allocate_there() -> None:
     assert "memory.alloc_storage" in lines[branch + 1]
 
 
-def test_a_shape_that_depends_on_data_is_refused() -> None:
+def test_shape_that_depends_on_data_is_refused() -> None:
     text = """def @main(%x: Tensor[(?,), float32]) {
       let %y = fn (%p: Tensor[(?,), float32], Primitive=1) -> Tensor[(?,), float32] {
         tanh(%p) }(%x);

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.quick
 F = "def @f(%x: float32) -> float32 { %x }\n"
 
 
-def test_a_variable_dies_after_its_last_use() -> None:
+def test_variable_dies_after_its_last_use() -> None:
     check(
         ManifestLifetimes(),
         F + "def @main(%x: float32) { let %y = @f(%x); let %z = @f(%y); let %w = @f(%z); %w }",
@@ -26,7 +26,7 @@ def test_parameters_and_the_result_live() -> None:
     check(ManifestLifetimes(), text, text)
 
 
-def test_a_variable_that_is_never_used_dies_at_once() -> None:
+def test_variable_that_is_never_used_dies_at_once() -> None:
     check(
         ManifestLifetimes(),
         F + "def @main(%x: float32) { let %y = @f(%x); let %z = @f(%x); %z }",
@@ -36,7 +36,7 @@ def test_a_variable_that_is_never_used_dies_at_once() -> None:
     )
 
 
-def test_a_use_in_a_branch_keeps_it_until_after_the_branch() -> None:
+def test_use_in_a_branch_keeps_it_until_after_the_branch() -> None:
     check(
         ManifestLifetimes(),
         F

@@ -118,7 +118,7 @@ def test_another_size_is_refused_where_the_place_declares_one(place: str, kind: 
 
 
 @pytest.mark.parametrize("kind", ["graph", "vm"])
-def test_a_straight_program_checks_the_sizes_of_lets(kind: str) -> None:
+def test_straight_program_checks_the_sizes_of_lets(kind: str) -> None:
     source, _ = PLACES["let"]
     run = program(kind, parsed(source))
     np.testing.assert_array_equal(run(X, X).numpy(), X + X)
@@ -126,7 +126,7 @@ def test_a_straight_program_checks_the_sizes_of_lets(kind: str) -> None:
         run(X, ONE_ROW)
 
 
-def test_a_name_that_nothing_bound_before_is_bound_by_its_value() -> None:
+def test_unbound_dimension_is_bound_by_its_value() -> None:
     source = (
         f"{IDENTITY}{MAIN} {{ let %r: Tensor[(k, 3), float32] = @id(%z);"
         f" let %s: Tensor[(k, 3), float32] = @id(%x); add(%r, %s) }}"
@@ -167,7 +167,7 @@ def inlined(module: IRModule) -> IRModule:
 
 @pytest.mark.parametrize("rewrite", [inlined, PartialEvaluate()])
 @pytest.mark.parametrize("place", PLACES)
-def test_functions_put_in_place_keep_the_checks_of_what_they_declare(
+def test_inlining_keeps_declared_shape_checks(
     place: str, rewrite: Callable[[IRModule], IRModule]
 ) -> None:
     source, _ = PLACES[place]
@@ -178,7 +178,7 @@ def test_functions_put_in_place_keep_the_checks_of_what_they_declare(
 
 
 @pytest.mark.parametrize("rewrite", [inlined, PartialEvaluate()])
-def test_cells_of_functions_put_in_place_take_what_their_types_admit(
+def test_inlined_reference_types_are_kept(
     rewrite: Callable[[IRModule], IRModule],
 ) -> None:
     source = f"""def @f(%a: {Q3}, %b: {Q3}) -> {Q3} {{
@@ -194,7 +194,7 @@ def test_cells_of_functions_put_in_place_take_what_their_types_admit(
 
 
 @pytest.mark.parametrize("rewrite", [inlined, PartialEvaluate()])
-def test_names_of_sizes_are_the_callers_where_a_function_is_put_in_place(
+def test_inlining_uses_caller_dimension_names(
     rewrite: Callable[[IRModule], IRModule],
 ) -> None:
     source = f"""def @f(%a: Tensor[(m, 3), float32]) -> Tensor[(m, 3), float32] {{
@@ -208,7 +208,7 @@ def test_names_of_sizes_are_the_callers_where_a_function_is_put_in_place(
 
 
 @pytest.mark.parametrize("kind", ["debug", "vm", "aot"])
-def test_functions_that_main_gives_check_what_they_are_called_with(kind: str) -> None:
+def test_returned_functions_check_their_arguments(kind: str) -> None:
     source = f"""def @main(%x: {N3}) {{
         (fn (%a: {N3}) -> {N3} {{ add(%a, %x) }},
          fn (%a: Tensor[(n * 2, 3), float32]) {{ nn.softmax(%a) }}) }}"""
@@ -233,12 +233,12 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("kind", ["debug", "vm"])
 @pytest.mark.parametrize("source", CONTAINERS.values(), ids=CONTAINERS)
-def test_a_value_with_other_sizes_inside_is_refused(source: str, kind: str) -> None:
+def test_value_with_other_sizes_inside_is_refused(source: str, kind: str) -> None:
     with pytest.raises(TypeInferenceError, match="sizes inside of a value that exists already"):
         program(kind, parsed(source))
 
 
-def test_a_new_cell_is_of_the_type_of_its_place() -> None:
+def test_new_reference_has_declared_type() -> None:
     source = f"""def @main(%x: {N3}, %z: {Q3}) {{
         let %r: ref({Q3}) = ref(%x); let %u = ref_write(%r, %z); let %s: ref({N3}) = ref(%z);
         (ref_read(%r), add(ref_read(%s), %x)) }}"""

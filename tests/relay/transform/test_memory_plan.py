@@ -148,7 +148,7 @@ def _simulate(module: IRModule, symbols: dict[SizeVar, int], order: Random | Non
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(chains(), st.integers(0, 5), st.integers(1, 40))
-def test_no_tensor_is_overwritten_while_it_is_needed(module: IRModule, n: int, m: int) -> None:
+def test_live_tensors_are_not_overwritten(module: IRModule, n: int, m: int) -> None:
     _simulate(module, {N: n, M: m})
 
 
@@ -204,7 +204,7 @@ def test_arena_is_the_first_storage() -> None:
     assert lets(planned)[0] == ("arena", "memory.alloc_storage")
 
 
-def test_an_argument_of_a_call_keeps_its_storage() -> None:
+def test_argument_of_a_call_keeps_its_storage() -> None:
     module = program(f"""
     def @f(%x: Tensor[(16,), float32]) -> Tensor[(16,), float32] {{ %x }}
     def @main(%x: Tensor[(16,), float32]) {{

@@ -152,7 +152,7 @@ def test_no_live_tensor_is_overwritten_on_any_path(
 
 @settings(max_examples=20, deadline=None)
 @given(programs())
-def test_a_plan_needs_no_more_than_a_storage_for_each_tensor(module: IRModule) -> None:
+def test_plan_needs_no_more_than_a_storage_for_each_tensor(module: IRModule) -> None:
     before, after = (
         sum(
             _rounded(int(evaluate(a.size, {N: 3, M: 50}))) for a in _allocations(main_of(item).body)
@@ -205,7 +205,7 @@ def test_branches_share_bytes() -> None:
     ]
 
 
-def test_what_a_branch_alone_reads_is_dead_in_the_other() -> None:
+def test_branch_local_value_is_dead_in_other_branch() -> None:
     module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32]) {{
       let %a = {BIG}(%x);
       let %y = if (%c) {{ let %b = {SUM}(%a); %b }}
@@ -221,7 +221,7 @@ def test_branch_results_outlive_the_branch() -> None:
     assert _storages(MemoryPlan()(ManifestAlloc()(module))) == [(64, False), (64, False)]
 
 
-def test_no_arena_waits_for_a_call_of_the_same_function() -> None:
+def test_recursive_calls_do_not_share_an_arena() -> None:
     module = program(f"""def @main(%c: bool, %x: Tensor[(16,), float32])
         -> Tensor[(16,), float32] {{
       let %y = if (%c) {{
@@ -271,7 +271,7 @@ def test_sizes_that_cannot_be_compared_share_bytes() -> None:
         machine.check(machine.run(planned))
 
 
-def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offset_expressions_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then sizes that are equal follow each other."""
     monkeypatch.setattr(offset_assignment, "MAX_OFFSET_NODES", 10)
     module = _chain([(N, N), (N, 8), (M, M), (N, 8), (N, N), (M, M), (N, 8)])
@@ -283,7 +283,7 @@ def test_offsets_do_not_become_long(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.check(machine.run(planned))
 
 
-def test_a_size_that_is_known_late_keeps_its_storage() -> None:
+def test_late_sizes_get_separate_storage() -> None:
     late = SizeVar("late")
     module = _chain([(4,), (late,), (late,), (4,), (4,)])
     result = _allocations(main_of(MemoryPlan()(module)).body)

@@ -33,7 +33,7 @@ def merged(body: str, **weights: np.ndarray) -> tuple[list[str], np.ndarray]:
     return calls(after), np.abs(one.astype("float64") - other)
 
 
-def test_a_scale_a_bias_and_a_quotient_are_one_factor() -> None:
+def test_scale_a_bias_and_a_quotient_are_one_factor() -> None:
     left, apart = merged(
         """%0 = multiply(cast(%x, dtype="float32"), 3e-4f);
            round(divide(add(%0, %b), 0.02f))""",
@@ -57,7 +57,7 @@ def test_each_term_of_a_residual_is_scaled() -> None:
     assert apart.max() <= 1
 
 
-def test_a_factor_is_merged_as_a_quotient_is() -> None:
+def test_factors_and_quotients_are_merged() -> None:
     left, apart = merged(
         'round(multiply(add(multiply(cast(%x, dtype="float32"), 3e-4f), %b), 50f))', b=BIAS
     )
@@ -91,7 +91,7 @@ def test_exact_programs_keep_their_quotient() -> None:
 
 
 @pytest.mark.parametrize(("point", "dtype"), [(3, "uint8"), (0, "uint8"), (-7, "int8")])
-def test_levels_are_rounded_and_converted_at_once(point: int, dtype: str) -> None:
+def test_rounding_and_conversion_are_merged(point: int, dtype: str) -> None:
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     text = f"""def @main(%x: Tensor[(9, 33), float32]) {{
       cast(clip(add(round(%x), {point}f), a_min={low}f, a_max={high}f), dtype="{dtype}") }}"""

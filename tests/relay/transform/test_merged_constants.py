@@ -49,7 +49,7 @@ CHAINS = [  # an expression of x, of x where the merged constant would give anot
 
 @pytest.mark.parametrize("make", [FoldScaleAxis, SimplifyExpr])
 @pytest.mark.parametrize(("text", "values"), CHAINS)
-def test_a_chain_keeps_its_values(text: str, values: list[float], make: Callable[[], Pass]) -> None:
+def test_chain_keeps_its_values(text: str, values: list[float], make: Callable[[], Pass]) -> None:
     before = program(f"def @main(%x: Tensor[(3,), float32]) {{ {text} }}")
     after, args = make()(before), [np.array(values, np.float32)]
     assert_same_meaning(before, after, args)
@@ -77,7 +77,7 @@ def test_constants_in_range_are_merged(make: Callable[[], Pass], body: str, tier
 
 
 @pytest.mark.parametrize("divisor", ["1e-40f", "3e38f"])
-def test_a_division_without_an_inverse_stays(divisor: str) -> None:
+def test_division_without_an_inverse_stays(divisor: str) -> None:
     before = program(f"def @main(%x: Tensor[(2,), float32]) {{ divide(%x, {divisor}) }}")
     after = DivToMul()(before)
     assert calls(after) == ["divide"]
@@ -101,7 +101,7 @@ FOLDS = [  # pass, body, channels of the scale, weight, scale, bias, x
 
 
 @pytest.mark.parametrize(("make", "body", "channels", "w", "s", "b", "x"), FOLDS)
-def test_a_weight_keeps_its_values(
+def test_weight_keeps_its_values(
     make: Callable[[], Pass], body: str, channels: int, w: float, s: float, b: float, x: float
 ) -> None:
     text = CONV.replace("C,", f"{channels},").replace("BODY", body)
@@ -113,7 +113,7 @@ def test_a_weight_keeps_its_values(
     assert_same_meaning(before, after, [np.full((1, 2, 4, 4), x, np.float16)])
 
 
-def test_a_channel_that_training_brought_to_zero_does_not_keep_a_scale_out() -> None:
+def test_zero_channel_does_not_block_scale_folding() -> None:
     text = CONV.replace("C,", "3,").replace("float16", "float32")
     weight = np.ones((3, 2, 1, 1), np.float32)
     weight[1] = 1e-25

@@ -50,7 +50,7 @@ def test_einsums_become_matmuls(left: str, right: str, out: str, kind: str) -> N
     assert_same_meaning(before, after, [array(left), array(right)])
 
 
-def test_the_axes_of_an_operand_that_stand_right_stay() -> None:
+def test_operands_with_matching_axes_are_not_transposed() -> None:
     check(
         MultiplyEinsums(),
         """def @main(%x: Tensor[(a, n, k), float32], %y: Tensor[(a, m, k), float32]) {
@@ -75,7 +75,7 @@ def test_other_einsums_are_unchanged(types: tuple[str, str], equation: str) -> N
     assert calls(MultiplyEinsums()(module)) == ["einsum"]
 
 
-def test_a_constant_becomes_the_weight_of_a_dense_layer() -> None:
+def test_constant_becomes_the_weight_of_a_dense_layer() -> None:
     before = program(
         """def @main(%x: Tensor[(n, 6), float32], %w: Tensor[(2, 6, 5), float32]) {
           einsum((%x, %w), equation="nk,akj->naj") }""",

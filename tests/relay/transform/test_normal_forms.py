@@ -43,12 +43,12 @@ def test_names_of_names_are_followed() -> None:
     )
 
 
-def test_a_let_with_an_effect_stays() -> None:
+def test_let_with_an_effect_stays() -> None:
     text = f"def @main({X}) {{ let %r = ref(%x); let %u = ref_write(%r, exp(%x)); ref_read(%r) }}"
     check(ToGraphNormalForm(), text, text)
 
 
-def test_a_let_used_inside_a_function_value_stays() -> None:
+def test_let_used_inside_a_function_value_stays() -> None:
     text = f"""def @main({X}) {{ let %a = exp(%x);
       let %f = fn (%y: Tensor[(4, 8), float32]) {{ add(%y, %a) }}; %f(%f(%x)) }}"""
     transformed = ToGraphNormalForm()(program(text))
@@ -63,7 +63,7 @@ def test_graph_normal_form_undoes_a_normal_form() -> None:
     assert structural_equal(ToGraphNormalForm()(ToANormalForm()(graph)), graph)
 
 
-def test_a_recursive_function_stays_bound() -> None:
+def test_recursive_function_stays_bound() -> None:
     text = """def @main(%n: int32) {
       let %loop = fn (%i: int32) -> int32 {
         if (less(%i, 10)) { %loop(add(%i, 1)) } else { %i } };
@@ -76,7 +76,7 @@ def test_a_recursive_function_stays_bound() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_chain_of_lets() -> None:
+def test_long_chain_of_lets() -> None:
     x = var("x", shape=())
     names = [Var(f"v{i}") for i in range(50_000)]
     body = names[-1]
@@ -89,7 +89,7 @@ def test_a_long_chain_of_lets() -> None:
 # Inline.
 
 
-def test_a_marked_function_is_inlined_and_dropped() -> None:
+def test_marked_function_is_inlined_and_dropped() -> None:
     check(
         Inline(),
         f"""def @twice(%y: Tensor[(4, 8), float32], Inline=1) {{ add(%y, %y) }}
@@ -123,14 +123,14 @@ def test_inlined_functions_inline_each_other() -> None:
     )
 
 
-def test_a_recursive_function_is_not_inlined() -> None:
+def test_recursive_function_is_not_inlined() -> None:
     text = """def @f(%n: int32, Inline=1) -> int32 {
                 if (less(%n, 10)) { @f(add(%n, 1)) } else { %n } }
               def @main(%n: int32) -> int32 { @f(%n) }"""
     check(Inline(), text, text)
 
 
-def test_a_function_still_used_as_a_value_is_a_value() -> None:
+def test_function_still_used_as_a_value_is_a_value() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ exp(%y) }}
                def @main({X}) {{ let %g = @f; add(@f(%x), %g(%x)) }}"""
     transformed = InferType()(Inline()(program(text)))
@@ -138,12 +138,12 @@ def test_a_function_still_used_as_a_value_is_a_value() -> None:
     assert_same_meaning(program(text), transformed, ARGS)
 
 
-def test_a_marked_function_that_nothing_calls_stays() -> None:
+def test_marked_function_that_nothing_calls_stays() -> None:
     text = f"def @f({X}, Inline=1) {{ exp(%x) }} def @main({X}) {{ tanh(%x) }}"
     check(Inline(), text, text)
 
 
-def test_an_argument_with_an_effect_is_evaluated_once() -> None:
+def test_argument_with_an_effect_is_evaluated_once() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32], Inline=1) {{ add(%y, %y) }}
                def @main({X}) {{ let %r = ref(%x); @f(ref_read(%r)) }}"""
     transformed = Inline()(program(text))
@@ -156,7 +156,7 @@ def test_an_argument_with_an_effect_is_evaluated_once() -> None:
 # Eta expansion, unused functions.
 
 
-def test_a_constructor_used_as_a_value_becomes_a_function() -> None:
+def test_constructor_used_as_a_value_becomes_a_function() -> None:
     check(
         EtaExpand(),
         """type Box { Put(int32) }
@@ -168,7 +168,7 @@ def test_a_constructor_used_as_a_value_becomes_a_function() -> None:
     )
 
 
-def test_a_global_function_is_expanded_where_asked_for() -> None:
+def test_global_function_is_expanded_where_asked_for() -> None:
     text = f"""def @f(%y: Tensor[(4, 8), float32]) -> Tensor[(4, 8), float32] {{ exp(%y) }}
                def @main({X}) {{ let %g = @f; %g(@f(%x)) }}"""
     check(EtaExpand(), text, text)

@@ -75,5 +75,5 @@ def test_operators_of_images_after_a_convolution_keep_their_meaning(name: str) -
     assert_same_meaning(before, after, arrays)
 
 
-def test_every_operator_with_a_layout_was_tried() -> None:
+def test_every_layout_operator_has_a_case() -> None:
     assert {name for name, row in OPS.items() if row.layout} == set(LAYOUTS)

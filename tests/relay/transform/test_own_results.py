@@ -44,6 +44,6 @@ def test_results_can_be_written(name: str, executor: str) -> None:
         assert all((a == b).all() for a, b in zip(first, copies, strict=True))
 
 
-def test_modules_that_do_not_ask_stay_as_they_are() -> None:
+def test_own_results_is_opt_in() -> None:
     module = relay.parse('#[version = "0.0.5"]\n' + PROGRAMS["an input"])
     assert "own $" not in ekiden.compile(module).bytecode

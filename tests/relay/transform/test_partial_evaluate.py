@@ -56,13 +56,13 @@ def test_known_functions_are_applied() -> None:
     )
 
 
-def test_a_function_that_is_a_result_stays_one() -> None:
+def test_function_that_is_a_result_stays_one() -> None:
     result = main_after(f"""def @main({X}) {{ let %y = add(%x, %x);
                           fn (%z: float32) {{ add(multiply(%z, add(1f, 1f)), %y) }} }}""")
     assert calls(result) == ["add", "multiply", "add"]
 
 
-def test_a_known_branch_is_taken() -> None:
+def test_known_branch_is_taken() -> None:
     check(
         PartialEvaluate(),
         f"def @main({X}) {{ if (less(1f, 2f)) {{ exp(%x) }} else {{ tanh(%x) }} }}",
@@ -70,7 +70,7 @@ def test_a_known_branch_is_taken() -> None:
     )
 
 
-def test_an_unknown_branch_stays_with_each_side_simplified() -> None:
+def test_unknown_branch_stays_with_each_side_simplified() -> None:
     check(
         PartialEvaluate(),
         f"""def @main({X}, %c: bool) {{
@@ -104,7 +104,7 @@ def test_recursion_over_unknown_data_stays() -> None:
 
 
 @pytest.mark.parametrize("x, expected", [(0.5, 4.0), (20.0, 20.0)])
-def test_a_loop_that_the_argument_ends_is_not_unrolled(x: float, expected: float) -> None:
+def test_loop_that_the_argument_ends_is_not_unrolled(x: float, expected: float) -> None:
     text = f"""def @loop(%i: int32, {X}) -> float32 {{
                  if (less(%x, 3f)) {{ @loop(add(%i, 1), add(%x, %x)) }} else {{ %x }} }}
                def @main({X}) {{ @loop(0, %x) }}"""
@@ -114,7 +114,7 @@ def test_a_loop_that_the_argument_ends_is_not_unrolled(x: float, expected: float
 
 
 @pytest.mark.slow
-def test_a_loop_without_end_is_left_after_some_steps() -> None:
+def test_loop_without_end_is_left_after_some_steps() -> None:
     text = f"""def @loop({X}) -> float32 {{ @loop(add(%x, 1f)) }}
                def @main(%y: float32, %c: bool) -> float32 {{
                  if (%c) {{ @loop(0f) }} else {{ %y }} }}"""
@@ -159,7 +159,7 @@ def test_matching_partly_known_data() -> None:
     assert "match" not in str(known["main"]) and calls(known) == ["add"]
 
 
-def test_a_map_over_a_known_list() -> None:
+def test_map_over_a_known_list() -> None:
     text = f"""{LIST}
       def @map[A, B](%f: fn (A) -> B, %l: List[A]) -> List[B] {{
         match (%l) {{ Cons(%h, %t) => Cons(%f(%h), @map(%f, %t)), Nil => Nil }} }}
@@ -186,7 +186,7 @@ def test_effects_keep_their_order() -> None:
     assert evaluate(result, [np.float32(3)]) == [15]
 
 
-def test_what_inner_scopes_made_is_made_again_outside() -> None:
+def test_inner_values_are_rematerialized_outside() -> None:
     """A tuple first needed inside of a branch is not visible after it."""
     text = f"""def @f(%t: (float32, float32)) -> float32 {{ add(%t.0, %t.1) }}
       def @main({X}, %c: bool) {{
@@ -198,18 +198,18 @@ def test_what_inner_scopes_made_is_made_again_outside() -> None:
     verify(transformed)
 
 
-def test_constants_may_not_grow_the_program() -> None:
+def test_partial_evaluation_does_not_grow_constants() -> None:
     big = 'zeros(shape=[1000, 1000], dtype="float32")'
     assert calls(main_after(f"def @main({X}) {{ add(%x, {big}) }}")) == ["zeros", "add"]
 
 
-def test_no_memory_is_asked_for_what_is_too_large() -> None:
+def test_oversized_values_are_not_evaluated() -> None:
     huge = "max(ones(shape=[16777216, 16777216]))"
     assert calls(main_after(f"def @main({X}) {{ add(%x, {huge}) }}")) == ["ones", "max", "add"]
 
 
 @pytest.mark.slow
-def test_a_long_program() -> None:
+def test_long_program() -> None:
     x = var("x", shape=())
     names = [var(f"v{i}", shape=()) for i in range(5_000)]
     body = names[-1]
@@ -227,7 +227,7 @@ def test_deep_unrolling() -> None:
     assert calls(main_after(text)) == ["add"] * 2000
 
 
-def test_a_polymorphic_function_over_unknown_data_is_called() -> None:
+def test_polymorphic_function_over_unknown_data_is_called() -> None:
     text = f"""{LIST}
       def @foldl[A, B](%f: fn (A, B) -> A, %a: A, %l: List[B]) -> A {{
         match (%l) {{ Cons(%h, %t) => @foldl(%f, %f(%a, %h), %t), Nil => %a }} }}

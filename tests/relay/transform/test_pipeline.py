@@ -240,7 +240,7 @@ def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
 @share(6)
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("disabled", NAMES)
-def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str, name: str) -> None:
+def test_disabling_a_pass_keeps_results_or_names_it(disabled: str, name: str) -> None:
     (reason,) = {p.reason for p in PASSES if p.name == disabled}
     message = f"pass {disabled!r} is disabled, and the sequence 'vm' needs it {reason}"
     error = _right_or_named(PassContext(disabled_pass=[disabled]), "vm", name)
@@ -256,7 +256,7 @@ def test_graphs_need_the_same_passes() -> None:
 
 
 @pytest.mark.quick
-def test_a_disabled_pass_does_not_run() -> None:
+def test_disabled_pass_does_not_run() -> None:
     instrument = _VerifyAll()
     module = program("def @main(%x: float32) { tanh(exp(%x)) }")
     context = PassContext(instruments=(instrument,), disabled_pass=frozenset(["FoldConstant"]))

@@ -169,7 +169,7 @@ def test_values_go_where_they_are_used(name: str) -> None:
     assert copies(planned) == count
 
 
-def test_the_text_of_a_planned_module() -> None:
+def test_text_of_a_planned_module() -> None:
     text = f"def @main(%a: {T}, %b: {T}) {{ %0 = on_device(nn.relu(%a), {ON_1}); add(%0, %b) }}"
     planned = plan(text, CompilationConfig())
     lines = re.sub(r" /\*.*?\*/", "", planned.astext()).splitlines()
@@ -182,7 +182,7 @@ def test_the_text_of_a_planned_module() -> None:
     assert f"  %1 = device_copy(%0, src_virtual_device={one});" in lines
 
 
-def test_a_function_that_fits_no_devices_is_wrapped() -> None:
+def test_function_that_fits_no_devices_is_wrapped() -> None:
     planned = plan(
         f"def @main(%c: bool, %x: {T}) {{"
         f" let %f = fn (%a: {T}) {{ on_device(negative(%a), {ON_0}) }};"
@@ -193,7 +193,7 @@ def test_a_function_that_fits_no_devices_is_wrapped() -> None:
     assert copies(planned) == 2
 
 
-def test_a_reference_cannot_be_copied() -> None:
+def test_reference_cannot_be_copied() -> None:
     text = (
         f"def @main(%x: {T}) {{ let %r = on_device(ref(%x), {ON_0}, constrain_result=True);"
         f" let %s = on_device(%r, {ON_1}, constrain_result=True); ref_read(%s) }}"
@@ -202,7 +202,7 @@ def test_a_reference_cannot_be_copied() -> None:
         plan(text)
 
 
-def test_a_module_that_says_nothing_stays_itself() -> None:
+def test_module_without_annotations_is_unchanged() -> None:
     x = relay.var("x", shape=(3,))
     module = InferType()(IRModule.from_expr(relay.Function([x], relay.nn.relu(x))))
     assert PlanDevices()(module).attrs == {}
@@ -245,7 +245,7 @@ def test_memories_of_a_device_are_planned_and_told_apart() -> None:
         relay.vm.compile(module, "llvm")
 
 
-def test_any_kind_of_device_is_planned_for_and_not_compiled_for() -> None:
+def test_planning_supports_device_kinds_without_codegen() -> None:
     context = PassContext(config={"relay.fallback_device_type": 10})
     config = make_compilation_config(context, ["llvm", "rocm"])
     assert config.default_primitive_virtual_device.device_type == 10
@@ -276,7 +276,7 @@ def test_device_configurations_are_planned() -> None:
         compilation_config({"rocm": "llvm"})
 
 
-def test_a_chain_of_any_length() -> None:
+def test_chain_of_any_length() -> None:
     x = relay.var("x", shape=(3,))
     value = x
     for number in range(5000):

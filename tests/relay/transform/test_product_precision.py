@@ -92,7 +92,7 @@ def test_only_bfloat16_can_be_asked_for() -> None:
         ProductPrecision(BRIEF)(layer("float32"))
 
 
-def test_operands_are_what_they_were_rounded_from() -> None:
+def test_rounded_operands_use_unrounded_source() -> None:
     module = ToMixedPrecision("float16")(layer("float32"))
     result = steps(ProductPrecision(BRIEF)(module))
     assert result == ["nn.dense:float32", "cast:float16"]
@@ -137,7 +137,7 @@ def test_dense_layers_match_reference(
 
 
 @pytest.mark.parametrize("dtype", SMALL)
-def test_what_follows_a_layer_joins_it(dtype: str) -> None:
+def test_epilogue_joins_the_layer(dtype: str) -> None:
     x = relay.var("x", shape=(2, 3, 9), dtype=dtype)
     weight, bias = random(20, 9, dtype=dtype), random(20, dtype=dtype)
     product = relay.nn.dense(x, relay.const(weight))
@@ -179,7 +179,7 @@ def test_other_products_match_reference(body: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v3", "c"])
-def test_a_layer_asked_for_in_bfloat16(target: str) -> None:
+def test_layer_asked_for_in_bfloat16(target: str) -> None:
     module = layer("float32", 50, 33)
     data = random(3, 50)
     with PassContext(config=ASKED):

@@ -38,7 +38,7 @@ def test_skipped_layers_keep_their_dtype(skipped: list[int], body: str) -> None:
     _check(CHAIN, CHAIN.replace("exp(tanh(exp(%x)))", body), "float16", "float16", ["exp"], skipped)
 
 
-def test_the_dtype_of_sums_and_tuples() -> None:
+def test_dtype_of_sums_and_tuples() -> None:
     text = "def @main(%x: Tensor[(2, 3), float32], %w: Tensor[(4, 3), float32]) {{ {} }}"
     eight = 'cast(%{}, dtype="int8")'.format
     dense = f'nn.dense({eight("x")}, {eight("w")}, units=None, out_dtype="int32")'
@@ -61,7 +61,7 @@ def test_unknown_layer_is_refused() -> None:
         recast(program(CHAIN), "float16", "float16", ["exp"], [2])
 
 
-def test_a_function_keeps_what_it_says_of_its_result() -> None:
+def test_function_keeps_what_it_says_of_its_result() -> None:
     x = relay.var("x", shape=(2,))
     result = recast(relay.Function([x], relay.exp(x)), "float16", "float16", ["exp"])
     cast = relay.exp(relay.cast(x, "float16"))

@@ -24,7 +24,7 @@ def random(*shape: int, dtype: str = "float32") -> Array:
     return (10 * np.random.default_rng(sum(shape)).random(shape)).astype(dtype)
 
 
-def test_a_cast_is_repeated() -> None:
+def test_cast_is_repeated() -> None:
     check(
         Rematerialize(),
         """def @main(%x: Tensor[(n, 8), uint8], %y: Tensor[(n, 8), float32]) {
@@ -49,7 +49,7 @@ FULL = """def @main(%x: Tensor[(4, 6), float32]) {
 @pytest.mark.parametrize(
     ("text", "before", "after"), [(MASK, 4, 3), (NORM, 4, 3), (FULL, 3, 2)]
 )  # fmt: skip
-def test_there_are_fewer_kernels_of_the_same_meaning(text: str, before: int, after: int) -> None:
+def test_rematerialization_reduces_kernels(text: str, before: int, after: int) -> None:
     module = program(text)
     transformed = Rematerialize()(module)
     verify(transformed)

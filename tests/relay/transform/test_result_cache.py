@@ -48,7 +48,7 @@ def large(value: float = 1.0) -> np.ndarray:
     return np.full((ROWS, ROWS), value, "float32")
 
 
-def test_what_is_asked_for_twice_is_kept_while_its_array_lives() -> None:
+def test_repeated_constants_are_cached_while_alive() -> None:
     double, array = Doubled(), large()
     for _ in range(4):
         with cache_results():
@@ -65,7 +65,7 @@ def test_what_is_asked_for_twice_is_kept_while_its_array_lives() -> None:
     assert not constant_evaluation_cache._CACHE.entries
 
 
-def test_arrays_that_are_changed_in_place_are_computed_anew() -> None:
+def test_modified_arrays_are_recomputed() -> None:
     double, array = Doubled(), large()
     for value in (1.0, 1.0, 1.0, 5.0, 5.0, 7.0):
         array[:] = value
@@ -90,7 +90,7 @@ def test_cache_is_empty_outside_of_compilations_and_above_its_limit() -> None:
         assert double.times == 8 + 1
 
 
-def test_a_view_of_an_array_does_not_keep_it() -> None:
+def test_view_of_an_array_does_not_keep_it() -> None:
     array = large()
     for _ in range(3):
         with cache_results():

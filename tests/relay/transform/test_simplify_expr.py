@@ -193,7 +193,7 @@ def test_simplify_rule_rewrites(equation: str, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)
-def test_a_rule_does_nothing_below_its_tier(equation: str, before: str, after: str) -> None:
+def test_rule_does_nothing_below_its_tier(equation: str, before: str, after: str) -> None:
     others = {e for e, b, _ in CASES if b == before and TIERS[e] < TIERS[equation]}
     if TIERS[equation] is FloatTier.EXACT or others:
         return
@@ -214,7 +214,7 @@ def test_every_rule_is_tested() -> None:
     )
 
 
-def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
+def test_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
     """A program without such calls loads no operator that the rule names."""
     x, written = relay.var("x", shape=(2,)), []
 
@@ -234,7 +234,7 @@ def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)
-def test_a_rule_keeps_the_meaning(equation: str, before: str, after: str) -> None:
+def test_rule_keeps_the_meaning(equation: str, before: str, after: str) -> None:
     module = program(_main(before))
     rng = np.random.default_rng(0)
     args = [rng.uniform(0.5, 2, (2, 3)).astype(np.float32) for _ in "xy"]
@@ -312,7 +312,7 @@ def test_exact_leaves_rounding_alone() -> None:
     assert calls(SimplifyExpr()(program(text))) == ["rsqrt", "multiply", "add"]
 
 
-def test_rules_work_into_each_other() -> None:
+def test_rewrite_rules_compose() -> None:
     check(
         SimplifyExpr(),
         _main("negative(subtract(negative(multiply(transpose(transpose(%x)), 1f)), 0f))"),
@@ -321,7 +321,7 @@ def test_rules_work_into_each_other() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_chain() -> None:
+def test_long_chain() -> None:
     body = "%x"
     text = "\n".join(f"%{i} = add({f'%{i - 1}' if i else body}, 1f);" for i in range(2000))
     transformed = SimplifyExpr()(program(_main(text + "%1999")))
@@ -329,7 +329,7 @@ def test_a_long_chain() -> None:
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0, 1.0])
-def test_the_least_of_what_is_never_negative_keeps_its_bits(special: float) -> None:
+def test_maximum_with_zero_of_nonnegative_is_exact(special: float) -> None:
     module = program(_main("minimum(min(nn.relu(%x)), 0f)"))
     after = SimplifyExpr(exact=True)(module)
     assert "min(" not in str(after).replace("minimum(", "")

@@ -30,7 +30,7 @@ def test_batch_norm_keeps_its_meaning(axis: int, channels: int, center: bool, sc
     assert_same_meaning(before, after, [rng.random(s, np.float32) + 0.5 for s in shapes])
 
 
-def test_the_result_is_typed_again() -> None:
+def test_result_is_typed_again() -> None:
     after = InferType()(SimplifyInference()(program(batch_norm())))
     assert [int(d.value) for d in after["main"].body.checked_type.shape] == [2, 3, 4, 5]
 

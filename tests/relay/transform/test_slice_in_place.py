@@ -150,14 +150,14 @@ def planned(piece: str, cut: str, shape: str = "(4, 8, 16)") -> str:
         ("(1, 8, 16)", "strided_slice(%p0, begin=[1], end=[2])", None),  # a quarter of the table
     ],
 )
-def test_a_piece_has_a_place_in_the_table(piece: str, cut: str, offset: int | None) -> None:
+def test_slice_is_a_view_of_the_table(piece: str, cut: str, offset: int | None) -> None:
     text = planned(piece, cut)
     shown = ", ".join(piece[1:-1].split(", "))
     place = f"memory.alloc_tensor(%storage, offset={offset}, shape=[{shown}]"
     assert (place in text and "strided_slice" not in text) == (offset is not None), text
 
 
-def test_a_small_piece_does_not_keep_the_table() -> None:
+def test_small_slice_is_copied() -> None:
     """It does lie there where the table is used longer."""
     cut = "strided_slice(%p0, begin=[1], end=[2])"
     assert "strided_slice" in planned("(1, 8, 16)", cut)

@@ -152,7 +152,7 @@ def test_padding_that_cannot_move_stays(body: str) -> None:
         ("int8", 'qnn.conv2d({}, %w, 0, 0, 1f, 1f, kernel_size=[3, 3], out_dtype="int32")'),
     ],
 )
-def test_borders_of_their_own_are_no_kernel(dtype: str, read: str) -> None:
+def test_separate_padding_kernel_is_avoided(dtype: str, read: str) -> None:
     head = f"def @main(%x: Tensor[(1, 4, 6, 6), {dtype}], %w: Tensor[(2, 4, 3, 3), {dtype}])"
     zero = "0f" if dtype == "float32" else "0"
     pad = f"nn.pad(%x, {zero}, pad_width=[[0, 0], [0, 0], [0, 1], [0, 1]])"  # TensorFlow's "SAME"
@@ -192,7 +192,7 @@ def test_defusing_undoes_fusing() -> None:
     assert structural_equal(DefuseOps()(fused), program(text))
 
 
-def test_a_legalisation_may_be_set_as_an_attribute() -> None:
+def test_legalisation_may_be_set_as_an_attribute() -> None:
     text = f"def @main({X}) {{ exp(%x) }}"
     try:
         get("exp").set_attr("FTVMLegalize", lambda attrs, inputs, types: op.tanh(inputs[0]))
@@ -469,7 +469,7 @@ WIDTHS = {"conv2d": [(4, 1, 1), (5, 1, 1)]}
 
 @pytest.mark.parametrize("biases", ["each", "numbers", "ones", "rows", "mixed"])
 @pytest.mark.parametrize("kind", BIASED)
-def test_common_epilogue_is_applied_once(kind: str, biases: str) -> None:
+def test_combined_convolutions_share_epilogue(kind: str, biases: str) -> None:
     """Additions that fit are one; whatever is done, the meaning is the same."""
     combine, name, data, weights = BIASED[kind]
     wide = [(w[1] if kind == "matmul" else w[0],) for w in weights]
@@ -492,14 +492,14 @@ def test_common_epilogue_is_applied_once(kind: str, biases: str) -> None:
     assert_same_meaning(program(text), result, random(data, *inputs))
 
 
-def test_a_bias_of_a_later_value_stays_behind() -> None:
+def test_bias_from_later_value_is_not_combined() -> None:
     text = f"""def @main({X}, %v: Tensor[(4, 3), float32], %w: Tensor[(4, 3), float32]) {{
       %0 = nn.dense(%x, %v); (exp(%0), add(nn.dense(%x, %w), exp(%0))) }}"""
     transformed = CombineParallelDense(2, to_batch=False)(program(text))
     assert_same_meaning(program(text), transformed, random((2, 3), (4, 3), (4, 3)))
 
 
-def test_an_axis_in_attributes_is_not_taken_for_another() -> None:
+def test_axis_in_attributes_is_not_taken_for_another() -> None:
     """A bias along the rows, of as many as there are channels, is none along the channels."""
     text = """def @main(%x: Tensor[(3, 3), float32], %v: Tensor[(3, 3), float32],
                         %w: Tensor[(3, 3), float32], %b: Tensor[(3), float32]) {

@@ -21,7 +21,7 @@ from ekiden.target import Target
 
 
 @pytest.mark.parametrize(("most", "joins"), [(0, 1), (2, 8), (3, 4), (8, 1)])
-def test_no_join_has_more_inputs(most: int, joins: int) -> None:
+def test_concatenations_respect_argument_limit(most: int, joins: int) -> None:
     parts = [relay.var(f"x{i}", shape=(2, i + 1)) for i in range(8)]
     body = relay.nn.relu(relay.concatenate(parts, axis=-1))
     module = relay.transform.SplitArgs(most)(IRModule.from_expr(relay.Function(parts, body)))
@@ -33,7 +33,7 @@ def test_no_join_has_more_inputs(most: int, joins: int) -> None:
     np.testing.assert_array_equal(result, np.maximum(np.concatenate(data, -1), 0))
 
 
-def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
+def test_machine_joins_any_number_by_kernels_of_few() -> None:
     parts = [relay.var(f"x{i}", shape=(2, 4)) for i in range(2000)]
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=1)))
     result = optimize_module(module, Target.host())
@@ -61,7 +61,7 @@ def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
 
 @pytest.mark.parametrize(("most", "splits"), [(0, 1), (2, 7), (3, 4), (7, 3), (8, 1)])
 @pytest.mark.parametrize("cuts", [8, (1, 3, 4, 9, 9, 14, 15)])
-def test_no_split_has_more_parts(most: int, splits: int, cuts: int | tuple[int, ...]) -> None:
+def test_splits_respect_argument_limit(most: int, splits: int, cuts: int | tuple[int, ...]) -> None:
     x = relay.var("x", shape=(2, 16))
     parts = relay.split(x, cuts, axis=1)
     body = relay.Tuple([relay.TupleGetItem(parts, n) for n in range(8)])
@@ -76,7 +76,7 @@ def test_no_split_has_more_parts(most: int, splits: int, cuts: int | tuple[int, 
         np.testing.assert_array_equal(np.asarray(result), reference)
 
 
-def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
+def test_machine_parts_into_any_number_by_kernels_of_few() -> None:
     n = SizeVar("n", "int64")
     x = relay.var("x", shape=(n, 2000))
     parts = relay.split(x, 1000, axis=1)

@@ -65,7 +65,7 @@ def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -
     st.lists(st.sampled_from(WORKSPACES), min_size=1, max_size=5),
     st.lists(st.booleans(), min_size=1, max_size=5),
 )  # fmt: skip
-def test_nothing_is_overwritten_that_is_needed(
+def test_in_place_results_do_not_overwrite_live_operands(
     module: IRModule,
     n: int,
     m: int,
@@ -100,7 +100,7 @@ def known(module: IRModule, workspace: int = 0) -> KernelInfoMap:
     return facts_for(module, [const(workspace)], [True])
 
 
-def test_a_chain_needs_one_place() -> None:
+def test_elementwise_chain_uses_one_storage() -> None:
     module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
     assert arenas(module) == [2 * 6400]
     assert arenas(module, known(module)) == [6400]
@@ -111,7 +111,7 @@ def test_live_operands_are_not_overwritten() -> None:
     assert arenas(module, known(module)) == [2 * 6400]  # %b beside %a, %c in the place of one
 
 
-def test_what_each_branch_reads_last_is_replaced_in_each() -> None:
+def test_each_branch_reuses_its_last_use() -> None:
     branches = [f"{{ let %{n} = {K}(%a); let %{n}{n} = {K}(%{n}); %{n}{n} }}" for n in "bc"]
     bindings = f"let %a = {K}(%x); let %d = if (%t) {' else '.join(branches)}; let %r = {K}(%d);"
     main = f"def @main(%x: Tensor[(1600,), float32], %t: bool) {{ {bindings} %r }}"
@@ -119,7 +119,7 @@ def test_what_each_branch_reads_last_is_replaced_in_each() -> None:
     assert arenas(module, known(module)) == [6400]
 
 
-def test_a_view_of_an_operand_counts_as_it() -> None:
+def test_view_of_an_operand_counts_as_it() -> None:
     """The second operand, which the kernel reads elsewhere, lies in the bytes of the first."""
     flip = TWO.replace("add(%p, %q)", "add(%p, reverse(%q, axis=0))")
     view = K.replace("Primitive=1", "Primitive=1, relay.reshape_only=1").replace("tanh(%p)", "%p")
@@ -132,7 +132,7 @@ def test_a_view_of_an_operand_counts_as_it() -> None:
     assert arenas(module, kernels) == [2 * 6400]
 
 
-def test_working_memory_lies_where_nothing_lives() -> None:
+def test_workspace_uses_dead_storage() -> None:
     module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
     calls = calls_of(module)
     facts = {c.args[0]: KernelMemoryInfo(const(0)) for c in calls}

@@ -136,14 +136,14 @@ def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
 @share(4)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_kernel_writes_its_part_alone(name: str, symbolic: bool) -> None:
+def test_kernel_writes_its_part_alone(name: str, symbolic: bool) -> None:
     shape = (2, 64, 13, 10)
     argument = (SizeVar("n"), 64, SizeVar("h"), SizeVar("w")) if symbolic else shape
     assert_writes_its_part(network(NETWORKS[name], argument), shape)
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
-def test_a_product_and_a_copy_write_their_parts_alone(symbolic: bool) -> None:
+def test_product_and_a_copy_write_their_parts_alone(symbolic: bool) -> None:
     def beside(x: Expr) -> Expr:
         return relay.concatenate([relay.nn.dense(x, weights(96, 64)), x], 1)
 
@@ -152,7 +152,7 @@ def test_a_product_and_a_copy_write_their_parts_alone(symbolic: bool) -> None:
 
 
 @pytest.mark.parametrize("family", ["conv_nhwc_pack", "dense_pack"])
-def test_sums_that_wait_in_a_part_do_so_in_its_rows(family: str) -> None:
+def test_partial_sums_use_strided_output_rows(family: str) -> None:
     """Blocks of k leave what they have summed in the result, and take it up again."""
     shape = (2, 512, 5, 6) if family == "conv_nhwc_pack" else (37, 512)
 

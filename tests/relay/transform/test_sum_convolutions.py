@@ -84,7 +84,7 @@ def test_shared_convolutions_are_unchanged() -> None:
     assert left == ["nn.conv2d", "nn.conv2d", "add", "multiply"]
 
 
-def test_a_scale_that_is_not_of_channels_stays() -> None:
+def test_scale_that_is_not_of_channels_stays() -> None:
     left = summed(
         "add(nn.conv2d(%x, %v, padding=[1, 1, 1, 1]), multiply(%x, %s))",
         v=array(4, 4, 3, 3), s=array(1, 1, 7, 1),

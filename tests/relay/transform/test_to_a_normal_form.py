@@ -20,7 +20,7 @@ def test_calls_are_named_in_order() -> None:
     )
 
 
-def test_a_shared_value_is_named_once() -> None:
+def test_shared_value_is_named_once() -> None:
     check(
         ToANormalForm(),
         "def @main(%x: float32) { %0 = tanh(%x); add(%0, %0) }",
@@ -36,7 +36,7 @@ def test_constants_stay_in_place() -> None:
     )
 
 
-def test_a_value_of_one_branch_stays_in_it() -> None:
+def test_value_of_one_branch_stays_in_it() -> None:
     check(
         ToANormalForm(),
         "def @main(%c: bool, %x: float32) { if (%c) { tanh(%x) } else { %x } }",
@@ -45,7 +45,7 @@ def test_a_value_of_one_branch_stays_in_it() -> None:
     )
 
 
-def test_a_value_of_both_branches_comes_before_them() -> None:
+def test_value_of_both_branches_comes_before_them() -> None:
     check(
         ToANormalForm(),
         """def @main(%c: bool, %x: float32) {
@@ -78,7 +78,7 @@ def test_lets_keep_their_names_and_order() -> None:
     check(ToANormalForm(), text, text)
 
 
-def test_a_let_inside_an_operand_moves_out() -> None:
+def test_let_inside_an_operand_moves_out() -> None:
     check(
         ToANormalForm(),
         "def @main(%x: float32) { exp({ let %a = tanh(%x); add(%a, %a) }) }",
@@ -87,7 +87,7 @@ def test_a_let_inside_an_operand_moves_out() -> None:
     )
 
 
-def test_a_recursive_closure_keeps_its_name() -> None:
+def test_recursive_closure_keeps_its_name() -> None:
     text = """def @main(%x: float32) {
       let %f = fn (%y: float32) -> float32 { let %r = %f(%y); %r };
       let %z = %f(%x); %z }"""
@@ -119,7 +119,7 @@ def test_clauses_of_a_match_are_scopes() -> None:
     )
 
 
-def test_a_let_that_is_shared_is_the_body_of_one_further_in() -> None:
+def test_let_that_is_shared_is_the_body_of_one_further_in() -> None:
     """%0 = { let %b = exp(%x); %b }; %0 + (if (%c) { let %a = negative(%x); %0 } else { %x })"""
     x, c = var("x", shape=(2,)), var("c", shape=(), dtype="bool")
     a, b = Var("a"), Var("b")

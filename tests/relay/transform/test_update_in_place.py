@@ -137,7 +137,7 @@ def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -
         np.testing.assert_array_equal(table, snapshot)
 
 
-def test_a_loop_copies_its_table_once() -> None:
+def test_loop_copies_its_table_once() -> None:
     """What it needs beside the caller's is one table, not the old one and the new one."""
     rows = 100_000
     text = PROGRAMS["a loop"].replace("KIND", KIND.replace("40", f"{rows}"))
@@ -179,7 +179,7 @@ def @main(%t: {square}, %u: {row}, %w: {square}) {{
     np.testing.assert_allclose(np.asarray(exe(*inputs)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_chain_of_updates_of_what_a_reference_holds_copies_nothing() -> None:
+def test_chained_reference_updates_copy_nothing() -> None:
     """The program empties the reference, so that nobody else has the table; its second update is of
     a tensor that nobody but this function ever has."""
     rows = 100_000
