@@ -55,7 +55,7 @@ def test_changed_inputs_are_refused_or_accepted(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(12 * 3600)
 @pytest.mark.parametrize("name", KINDS)
-def test_a_hundred_thousand_changed_inputs(name: str) -> None:
+def test_hundred_thousand_changed_inputs(name: str) -> None:
     _skip_without_packages(KINDS[name])
     cases = 1_000_000 if name in MILLION else 100_000
     tally = fuzz_inputs.fuzz(name, cases)
@@ -69,7 +69,7 @@ def _kind(load: Callable[[Any], None]) -> Kind:
     return Kind("own", "", lambda: (make, load))
 
 
-def test_an_error_of_pythons_is_a_find_and_is_shrunk() -> None:
+def test_python_errors_are_finds_and_are_shrunk() -> None:
     def load(case: bytes) -> None:
         if b"\3" in case:
             raise KeyError("raw")
@@ -82,14 +82,14 @@ def test_an_error_of_pythons_is_a_find_and_is_shrunk() -> None:
     assert tally.outcomes["refused"] + find.count == 40
 
 
-def test_a_case_is_made_by_its_number_alone() -> None:
+def test_cases_are_determined_by_their_number() -> None:
     kind = _kind(lambda case: None)
     make, _ = kind.start()
     assert make(fuzz_inputs.rng_of("own", 1, 7)) == make(fuzz_inputs.rng_of("own", 1, 7))
 
 
 @pytest.mark.long
-def test_a_worker_that_dies_is_a_find_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_dies_is_a_find_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a command that ends itself at its third case."""
     script = (
         "import json, os, sys\nfor n in range(*map(int, sys.argv[-2:])):\n"
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_is_a_find_and_replaced(monkeypatch: pytest.MonkeyPat
     assert tally.cases == 5 and tally.outcomes["accepted"] == 4
 
 
-def test_a_signal_that_is_shorter_than_a_frame_has_none() -> None:
+def test_signal_that_is_shorter_than_a_frame_has_none() -> None:
     """ONNX's inference divides towards 0, and says that it has one."""
     constants = {"step": np.int64(2**40), "length": np.int64(127)}
     graph = helper.make_graph(

@@ -38,7 +38,7 @@ def test_digest_covers_every_source(tmp_path: Path) -> None:
     assert len(seen) == 5
 
 
-def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Path) -> None:
+def test_source_changes_do_not_affect_running_process(tmp_path: Path) -> None:
     """What it compiled before, by modules that it had, is not what the files say now."""
     (tmp_path / "fuse.py").write_text("1")
     before, after = (time.time_ns() + seconds * 10**9 for seconds in (-60, 60))
@@ -98,7 +98,7 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
     assert compiler_digest() == compiler_digest()
 
 
-def test_a_file_that_is_written_again_is_read_again(
+def test_file_that_is_written_again_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its size and the time that a program says it has; what has not changed is not."""
@@ -121,7 +121,9 @@ def test_a_file_that_is_written_again_is_read_again(
     assert file_digest(path) != first
 
 
-def test_a_damaged_fact_is_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_digest_cache_entry_is_recomputed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
     assert (
         digest_cache.memoize_on_disk("a", 0, lambda: "1")
@@ -144,7 +146,7 @@ def test_versions_are_those_of_the_library(name: str) -> None:
     )
 
 
-def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])
     plain = artifact_key.create_cache_request(b"a model", CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):

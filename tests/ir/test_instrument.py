@@ -65,7 +65,7 @@ def _run(*passes: Pass, instrument: PassInstrument) -> IRModule:
 # Passes that a user writes.
 
 
-def test_a_module_pass_is_named_after_its_function() -> None:
+def test_module_pass_is_named_after_its_function() -> None:
     @module_pass
     def nothing(module: IRModule, context: PassContext) -> IRModule:
         return module
@@ -74,7 +74,7 @@ def test_a_module_pass_is_named_after_its_function() -> None:
     assert str(nothing) == "nothing (opt level 0)"
 
 
-def test_a_function_pass_sees_each_relay_function_once() -> None:
+def test_function_pass_sees_each_relay_function_once() -> None:
     seen = []
 
     @function_pass(opt_level=1)
@@ -89,7 +89,7 @@ def test_a_function_pass_sees_each_relay_function_once() -> None:
     assert result["main"] is skipped and "exp(%y)" in str(result["other"])
 
 
-def test_a_pass_class_carries_its_own_arguments() -> None:
+def test_pass_class_carries_its_own_arguments() -> None:
     @function_pass(opt_level=1)
     class Apply:
         """Put an operator around every body."""
@@ -106,7 +106,7 @@ def test_a_pass_class_carries_its_own_arguments() -> None:
     assert result.info.name == "Apply" and "tanh(%x)" in str(result(MODULE))
 
 
-def test_a_pass_class_needs_its_method() -> None:
+def test_pass_class_needs_its_method() -> None:
     with pytest.raises(PassError) as caught:
 
         @module_pass
@@ -142,7 +142,7 @@ def test_required_passes_run_first_by_object_or_name() -> None:
     assert Sequential(["InferType", needy]).passes[0].name == "InferType"
 
 
-def test_an_unknown_name_lists_the_passes() -> None:
+def test_unknown_name_lists_the_passes() -> None:
     with pytest.raises(PassError, match="no pass 'Fuse'; there are .*FuseOps"):
         Sequential(["Fuse"])
 
@@ -167,7 +167,7 @@ def test_opt_level_and_lists_decide_what_runs() -> None:
     assert PassContext.current() is not outer
 
 
-def test_a_context_can_be_entered_again() -> None:
+def test_context_can_be_entered_again() -> None:
     context = PassContext(opt_level=1)
     with context, context:
         assert PassContext.current() is context
@@ -444,7 +444,7 @@ def test_hooks_are_called_in_order() -> None:
                                           for n in "ab"), "a exit", "b exit"]),
     ],
 )  # fmt: skip
-def test_a_broken_instrument_is_called_no_more(raises: str, expected: list[str]) -> None:
+def test_broken_instrument_is_called_no_more(raises: str, expected: list[str]) -> None:
     log: list[str] = []
     context = PassContext(instruments=[_logger(log, "a"), _logger(log, "b", raises)])
     with pytest.raises(RuntimeError, match=f"b {raises}"), context:
@@ -461,7 +461,7 @@ def test_instruments_can_be_exchanged_inside() -> None:
     assert log == ["a enter", "a exit", "b enter", "b should run", "b before", "b after", "b exit"]
 
 
-def test_an_instrument_can_leave_a_pass_out() -> None:
+def test_instrument_can_leave_a_pass_out() -> None:
     @pass_instrument
     class NoExp:
         def should_run(self, module: IRModule, info: PassInfo) -> bool:

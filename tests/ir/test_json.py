@@ -112,7 +112,7 @@ def test_what_cannot_be_saved_is_named() -> None:
         save_json(object())
 
 
-def test_a_graph_of_tvm_is_refused_with_what_to_do() -> None:
+def test_graph_of_tvm_is_refused_with_what_to_do() -> None:
     graph = json.dumps({"nodes": [], "arg_nodes": [], "heads": [], "attrs": {}})
     with pytest.raises(LoadError, match=r"JSON of TVM \(version \?\).*relay\.parse reads"):
         load_json(graph)

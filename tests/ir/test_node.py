@@ -27,7 +27,7 @@ def test_fields_cannot_be_assigned_or_deleted() -> None:
     assert isinstance(one, IntImm) and one.value == 1
 
 
-def test_a_tensor_has_no_dimension_below_0() -> None:
+def test_tensor_has_no_dimension_below_0() -> None:
     with pytest.raises(ValueError, match=r"no dimension may be below 0, got \(3, -4\)"):
         TensorType((3, -4))
 

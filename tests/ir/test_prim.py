@@ -116,7 +116,7 @@ def test_floor_division_of_floats_by_one_rounds() -> None:
     assert isinstance(x // 1, FloorDiv) and x / 1 is x and i // 1 is i
 
 
-def test_leaves_stand_once_in_order_of_appearance_whatever_was_asked_before() -> None:
+def test_leaves_are_unique_and_in_order_of_appearance() -> None:
     n, m, unknown = SizeVar("n"), SizeVar("m"), AnyDim()
     part = m * 2 + n
     assert expr_leaves(part) == (m, n) and not has_unknown_dim(part)

@@ -28,7 +28,7 @@ def typed(function: Function) -> Function:
     return main
 
 
-def test_a_function_keeps_its_meaning_types_and_spans() -> None:
+def test_function_keeps_its_meaning_types_and_spans() -> None:
     x = relay.var("x", shape=(relay.Any(), 4))
     function = typed(relay.Function([x], relay.nn.softmax(relay.add(x, relay.const(1.5)))))
     copy = copied(function)
@@ -39,7 +39,7 @@ def test_a_function_keeps_its_meaning_types_and_spans() -> None:
     assert copy.body.span == function.body.span
 
 
-def test_an_object_that_occurs_twice_is_one_object() -> None:
+def test_object_that_occurs_twice_is_one_object() -> None:
     x = relay.var("x", shape=(2,))
     left, right = copied((x, relay.add(x, x)))  # type: ignore[misc]
     assert right.args[0] is left and right.args[1] is left
@@ -93,12 +93,12 @@ class OfThisProgram:
         ((typed,), "typed is not part of Ekiden"),
     ],
 )
-def test_what_only_this_process_defines_is_refused(value: object, message: str) -> None:
+def test_process_local_classes_are_refused(value: object, message: str) -> None:
     with pytest.raises(NotTransferableError, match=message):
         encode(value)
 
 
-def test_a_container_of_itself_is_refused() -> None:
+def test_container_of_itself_is_refused() -> None:
     values: list[object] = []
     values.append(values)
     with pytest.raises(NotTransferableError, match="a list contains itself"):

@@ -102,14 +102,14 @@ def test_loop_programs_that_differ_are_named_by_their_path() -> None:
     assert (mismatch.lhs, mismatch.rhs) == ("2.0", "3.0")
 
 
-def test_an_expression_shared_within_a_function_stays_shared() -> None:
+def test_expression_shared_within_a_function_stays_shared() -> None:
     x = var("x", shape=(3,))
     once = IRModule.from_expr(Function((x,), op.add(value := op.exp(x), value)))
     twice = IRModule.from_expr(Function((x,), op.add(op.exp(x), op.exp(x))))
     assert not structural_equal(once, twice)
 
 
-def test_a_size_stays_one_for_the_functions_and_attributes_of_a_module() -> None:
+def test_size_stays_one_for_the_functions_and_attributes_of_a_module() -> None:
     one, two = _shared_size(N, N), _shared_size(N, SizeVar("n"))
     assert not structural_equal(one, two)
     mismatch = find_first_mismatch(one, two)

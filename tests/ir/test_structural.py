@@ -209,7 +209,7 @@ WHERE = [
 
 
 @pytest.mark.parametrize(("a", "b", "path", "what"), WHERE)
-def test_a_difference_is_named_by_its_path(a: str, b: str, path: str, what: str) -> None:
+def test_difference_is_named_by_its_path(a: str, b: str, path: str, what: str) -> None:
     left, right = parse_expr(a), parse_expr(b)
     result = find_first_mismatch(left, right)
     assert result is not None and result.path == path
@@ -251,7 +251,7 @@ def test_modules_differ_by_their_functions() -> None:
 
 
 @pytest.mark.slow
-def test_the_path_through_a_long_program() -> None:
+def test_path_through_a_long_program() -> None:
     """No recursion."""
     left, right = (var("x", shape=()) for _ in range(2))
     ends = [left, right]

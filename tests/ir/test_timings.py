@@ -31,7 +31,7 @@ def test_rows_add_up_kinds_in_the_order_they_first_ran() -> None:
     assert list(rows) == [("outer",), ("outer", "inner"), ("last",)]
 
 
-def test_own_time_is_without_what_is_inside() -> None:
+def test_self_time_excludes_children() -> None:
     timings = watched()
     by_path = {row.path: row for row in timings.rows()}
     outer, inner = by_path["outer",], by_path["outer", "inner"]

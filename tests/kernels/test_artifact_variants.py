@@ -23,7 +23,7 @@ from emulator import Emulator
     ],
 )
 @pytest.mark.skipif(Target.host().architecture == "aarch64", reason="runs there without emulator")
-def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu: str) -> None:
+def test_variant_for_another_architecture_computes_the_same(target: str, cpu: str) -> None:
     x, y = relay.var("x", shape=(8, 32)), relay.var("y", shape=(24, 32))
     module = IRModule.from_expr(relay.Function([x, y], relay.tanh(relay.nn.dense(x, y))))
     exe = ekiden.compile(module, [target, "llvm"])

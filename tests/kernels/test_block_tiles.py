@@ -88,7 +88,7 @@ def test_random_tiles_of_blocks_equal_numpy(group: int) -> None:
 @pytest.mark.parametrize("how", ["int8", "float32"])
 @pytest.mark.parametrize("rows", [1, 5, SizeVar("n")])
 @pytest.mark.parametrize("name", ["q4_0", "q6_k"])
-def test_the_trace_of_a_block_kernel_replays(name: str, rows: int | SizeVar, how: str) -> None:
+def test_trace_of_a_block_kernel_replays(name: str, rows: int | SizeVar, how: str) -> None:
     row = BLOCK_FORMATS_BY_NAME[name]
     result = kernel(row, (rows, 40, 2), "llvm -mcpu=x86-64-v3 -cores=2", how)
     assert result.trace is not None and result.initial_program is not None
@@ -130,7 +130,7 @@ def replayed(name: str, options: dict[str, int], without: str = "") -> tir.PrimF
         ("q4_0", {"blocks": 2}, "", "is not what 'block_int8_tile' describes"),
     ],
 )
-def test_other_options_than_a_weight_allows_are_refused(
+def test_invalid_block_tile_options_are_refused(
     name: str, options: dict[str, int], without: str, message: str
 ) -> None:
     with pytest.raises(ScheduleError, match=message):

@@ -79,7 +79,7 @@ def check(kernel: Kernel, x: np.ndarray, packed: np.ndarray, whole: np.ndarray) 
     ("shape", "channels", "stride"),
     [((2, 3, 9, 24), 1, 2), ((1, 4, 20, 7), 3, 2), ((2, 3, 33, 8), 1, 1), ((1, 2, 5, 3), 5, 3)],
 )
-def test_windows_that_do_not_overlap_into_few_channels(
+def test_disjoint_windows_into_few_channels(
     shape: tuple[int, int, int, int], channels: int, stride: int, symbolic: bool
 ) -> None:
     n, h, w, c = shape

@@ -166,7 +166,7 @@ def chosen(target: Target, shape: Shape) -> Decision:
 @pytest.mark.parametrize(
     ("name", "shape"), [(name, shape) for name, table in PROCESSORS.items() for shape in table]
 )
-def test_the_choice_is_near_the_best_that_was_measured(name: str, shape: Shape) -> None:
+def test_cost_model_choice_is_near_measured_best(name: str, shape: Shape) -> None:
     target, table = Target(name), PROCESSORS[name][shape]
     result = chosen(target, shape)
     tile = f"{result['rows']}x{result.int_value('panel') // target.lanes('float32')}"
@@ -203,14 +203,14 @@ def test_copy_cost_uses_the_containing_cache(cpu: str, shape: Shape) -> None:
     assert select_kernel([result], target).decision["ahead"] == best
 
 
-def test_panels_are_brought_ahead_where_the_third_cache_is_slow() -> None:
+def test_panels_are_prefetched_if_l3_is_slow() -> None:
     """Without: 81.8 of 94 percent of the peak (Skylake-SP, 128x768x768)."""
     result = chosen(Target("llvm -mcpu=skylake-avx512 -cores=1"), (128, 768, 768))
     assert result["own"] in (4, 8, 16) and result["spread"] in (3, 6) and result["unroll"] == 2
 
 
 @pytest.mark.parametrize("cpu", ["znver4", "skylake-avx512"])
-def test_a_panel_that_is_read_once_is_not_brought_ahead(cpu: str) -> None:
+def test_panel_read_once_is_not_prefetched(cpu: str) -> None:
     """Zen 4, one core, 768x768 of float32 in us by `own` of 0, 8, 16 and 32: one row 30, 39, 37 and
     37; two rows 32, 42, 39 and 40; 3264x128, one row: 22, 28, 27 and 27."""
     target = Target(f"llvm -mcpu={cpu}")
@@ -218,7 +218,7 @@ def test_a_panel_that_is_read_once_is_not_brought_ahead(cpu: str) -> None:
     assert chosen(target, (37, 768, 768))["own"] != 0
 
 
-def test_rows_that_share_a_set_of_the_cache_are_few() -> None:
+def test_rows_in_one_cache_set_are_few() -> None:
     """14 rows at a distance of 4096 bytes in 8 ways: 70 of 90 percent (Skylake-SP)."""
     target = Target("llvm -mcpu=skylake-avx512 -cores=1")
     for depth in (1024, 3072, 4096):

@@ -61,7 +61,7 @@ def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> l
 
 
 @pytest.mark.quick
-def test_a_decision_is_read_back_from_its_text() -> None:
+def test_decision_is_read_back_from_its_text() -> None:
     result = Decision.from_mapping({"rows": 9, "order": "panel", "k_block": 0})
     assert str(result) == "rows=9 order=panel k_block=0"
     assert Decision.parse(str(result)) == result
@@ -110,7 +110,7 @@ def test_default_choices_are_in_the_search_space() -> None:
 
 
 @pytest.mark.quick
-def test_an_unknown_choice_is_refused_with_those_there_are() -> None:
+def test_unknown_choice_is_refused_with_those_there_are() -> None:
     _, anchor = dense(8, 48, 20, 48)
     with pytest.raises(CompileError) as caught:
         select_kernel([anchor], TARGET, {"dense_pack": {"row": 3}})
@@ -119,7 +119,7 @@ def test_an_unknown_choice_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.quick
-def test_an_unknown_value_is_refused_with_the_domain() -> None:
+def test_unknown_value_is_refused_with_the_domain() -> None:
     _, anchor = dense(8, 48, 20, 48)
     with pytest.raises(CompileError) as caught:
         select_kernel([anchor], TARGET, {"dense_pack": {"order": "column"}})
@@ -346,7 +346,7 @@ def test_panels_are_no_narrower_for_threads_that_share_out_rows(cores: int) -> N
     assert choose_panel_width(MatmulSizes(196, 112, 384), target) == 16
 
 
-def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
+def test_depthwise_tile_follows_cache_capacity() -> None:
     result = []
     for size, channels in ((112, 96), (14, 672)):
         data, weight = (
@@ -359,7 +359,7 @@ def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
     assert result == [2, 1]
 
 
-def test_depthwise_channels_that_crowd_a_cache_are_copied_for_bands_of_lines() -> None:
+def test_conflicting_depthwise_channels_are_copied() -> None:
     def bands(channels: int, stride: int, cores: int) -> int:
         data = te.placeholder((1, 14, 14, channels))
         weight = te.placeholder((3, 3, channels, 1))

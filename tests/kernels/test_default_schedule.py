@@ -154,7 +154,7 @@ def test_multiple_outputs_share_a_row_loop() -> None:
 
 
 @pytest.mark.quick
-def test_an_input_as_output_is_copied() -> None:
+def test_input_as_output_is_copied() -> None:
     array = random_array((2, 3))
     x = declare(array, False)
     compare([x], [te.compute(x.shape, lambda *i: x[i], name="copy")], [array])
@@ -213,7 +213,7 @@ def loops(func: PrimFunc) -> list[tuple[str, ForKind]]:
     return [(s.loop_var.name, s.kind) for s in pre_order_stmts(func.body) if isinstance(s, For)]
 
 
-def test_a_stage_takes_several_rows_before_the_next() -> None:
+def test_stage_takes_several_rows_before_the_next() -> None:
     x = te.placeholder((64, 64), "float32", "x")
     result = schedule_default([x], [softmax(x)], TARGET, "kernel")
     rows = [
@@ -238,7 +238,7 @@ def test_long_rows_are_taken_one_by_one() -> None:
     assert not any(name == "row" for name, _ in loops(result))
 
 
-def test_a_maximum_of_a_part_caps_no_powers() -> None:
+def test_maximum_of_a_part_caps_no_powers() -> None:
     array = np.arange(64, dtype=np.float32).reshape(2, 32) / 8
     x = te.placeholder((2, 32), "float32", "x")
     k = te.reduce_axis((0, 16), "k")

@@ -265,7 +265,7 @@ def test_single_column_dense_matches_numpy(text: str, dtype: str, ending: str) -
 
 @pytest.mark.quick
 @pytest.mark.parametrize("text", ["llvm", "llvm -mcpu=x86-64-v3", "c"])
-def test_an_epilogue_of_a_product_without_elements(text: str) -> None:
+def test_epilogue_of_a_product_without_elements(text: str) -> None:
     weight = relay.const(np.ones((1, 1), np.float32))
     x = relay.var("x", shape=(3, 7, 0, 1))
     exe = ekiden.compile(relay.Function([x], relay.tanh(relay.nn.dense(x, weight))), text)

@@ -206,7 +206,7 @@ def test_token_result_is_independent_of_threads_and_batch(name: str, window: int
     np.testing.assert_allclose(alone, expected_value, atol=2e-2 if name == "int8" else 1e-5)
 
 
-def test_bytes_where_only_floats_have_256_bits() -> None:
+def test_int8_attention_on_avx1() -> None:
     """Products of bytes are instructions of 128 bits there."""
     target = Target("llvm -mcpu=sandybridge")
     if not target.serves(Target.host()):
@@ -215,7 +215,7 @@ def test_bytes_where_only_floats_have_256_bits() -> None:
 
 
 @pytest.mark.parametrize("name", [*CACHE_FORMATS])
-def test_no_more_lines_come_near_during_a_softmax_than_values_have(name: str) -> None:
+def test_softmax_prefetches_no_more_lines_than_values(name: str) -> None:
     row, size = CACHE_FORMATS[name], 64
     of = CachePlane(size, 64, row.dtype)
     shapes = ((1, 15, 64), (1, 1, 2, 3, 4 * of.size), (1,), (1, 4), (1,), (1,))

@@ -107,7 +107,7 @@ def test_rows_of_bytes_become_words_of_panels(columns: int, text: str) -> None:
     np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 3, 1, 4, 2))  # type: ignore[union-attr]
 
 
-def test_a_panel_of_few_columns_is_stored_in_words() -> None:
+def test_panel_of_few_columns_is_stored_in_words() -> None:
     """8 columns are fewer than the 16 lanes of a vector of bytes, and fill one of words."""
     data, target = te.placeholder((3, 4, 2, 8), "int8", "data"), Target.parse("llvm -mcpu=haswell")
     func = lower(schedule([data], [transpose(data, (2, 0, 3, 1))], target, "pack"), target)
@@ -189,7 +189,7 @@ def test_transpose_tile_size_follows_from_target(cpu: str, dtype: str, size: int
 
 
 @pytest.mark.quick
-def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
+def test_tile_takes_as_many_shuffles_as_it_should() -> None:
     def count(shape: tuple[int, int], dtype: str) -> int:
         x = te.placeholder(shape, dtype)
         output = schedule([x], [transpose(x, (1, 0))], Target("llvm -mcpu=znver4"), "kernel")
@@ -204,7 +204,7 @@ def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
 
 
 @pytest.mark.quick
-def test_a_shuffle_of_two_types_is_a_fault() -> None:
+def test_shuffle_of_two_types_is_a_fault() -> None:
     a, b = Var("a", "float32x4"), Var("b", "int32x4")
     refused: Callable[[], object] = lambda: shuffle(a, b, [0, 4])  # noqa: E731
     with pytest.raises(AssertionError, match="float32x4 and int32x4"):

@@ -125,7 +125,7 @@ def test_row_windows_match_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
-def test_rows_are_cut_into_whole_vectors() -> None:
+def test_rows_are_split_into_whole_vectors() -> None:
     x = te.placeholder((1, 4, 9, 56))
     result = topi.nn.pool2d(x, 3, 1, 1, 1, "max")
     text = astext(kernels.schedule([x], [result], Target.parse("llvm -mcpu=znver4"), "f"))

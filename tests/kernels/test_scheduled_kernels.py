@@ -85,7 +85,7 @@ def loops(func: tir.PrimFunc) -> tir.PrimFunc:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
-def test_the_trace_prints_and_replays(name: str) -> None:
+def test_trace_prints_and_replays(name: str) -> None:
     kernel = made(CASES[name])
     assert kernel.trace is not None and kernel.initial_program is not None
     text = str(kernel.trace)
@@ -136,7 +136,7 @@ def test_few_columns_and_rows(
 @pytest.mark.parametrize("columns", [8, 40, 104, 152, 456])
 @pytest.mark.parametrize("cores", [2, 3, 8])
 @pytest.mark.parametrize("mcpu", ["x86-64-v4", "znver3", "nehalem"])
-def test_tiles_are_of_sizes_that_come(mcpu: str, cores: int, columns: int) -> None:
+def test_tiles_follow_runtime_sizes(mcpu: str, cores: int, columns: int) -> None:
     """Whole panels and what is left over, tiles of two heights: however threads share panels out,
     no other size has code."""
     target = Target(f"llvm -mtriple=x86_64-linux-gnu -mcpu={mcpu} -cores={cores}")

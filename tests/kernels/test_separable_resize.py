@@ -115,7 +115,7 @@ def test_separable_resize_matches_numpy(family: str, backend: str) -> None:
     check(CASES[family], backend)
 
 
-def test_lines_are_resized_before_they_are_multiplied() -> None:
+def test_rows_are_resized_before_columns() -> None:
     x = te.placeholder((1, 8, 16, 16))
     for size, stored in ((40, "(16, 40)"), (5, "(5, 16)")):
         result = topi.image.resize2d(x, None, (size, size))

@@ -203,7 +203,7 @@ def test_deep_tiled_dense_matches_numpy() -> None:
 
 @pytest.mark.parametrize("cores", [1, 2, 7])
 @pytest.mark.parametrize("cpu", ["znver4", "znver3", "nehalem"])
-def test_tiles_have_the_sizes_that_come(cpu: str, cores: int) -> None:
+def test_tile_sizes_follow_runtime_sizes(cpu: str, cores: int) -> None:
     """Of columns those of a panel, and of the last one, however many threads share them out; of
     rows as many kinds. Each takes LLVM as long as the whole of a kernel without tails."""
     target = Target.parse(f"llvm -mcpu={cpu} -cores={cores}")

@@ -276,13 +276,13 @@ def test_small_images_get_small_tiles(
     assert side("znver5", image, channels) == expected
 
 
-def test_weights_from_a_slow_cache_are_not_made_more() -> None:
+def test_winograd_does_not_grow_weights_in_slow_cache() -> None:
     """Skylake-SP, 7x7x512: 2.38 ms by Winograd's method, 1.79 by the direct sum."""
     assert side("skylake-avx512", (1, 7, 7), 512) == 0
     assert side("skylake-avx512", (1, 14, 14), 256) == 4
 
 
-def test_the_side_of_tiles_can_be_said() -> None:
+def test_winograd_tile_size_can_be_overridden() -> None:
     assert side("znver5", (1, 56, 56), 64, m=2) == 2
     with pytest.raises(CompileError) as caught:
         side("znver5", (1, 56, 56), 64, m=3)

@@ -93,7 +93,7 @@ def test_reasoning_content_and_calls_are_apart(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_an_answer_may_begin_within_reasoning(size: int) -> None:
+def test_answer_may_begin_within_reasoning(size: int) -> None:
     parser = AnswerParser(has_reasoning=True, state="reasoning")
     deltas = parts(parser, "\nhm, so \n </think>\n yes\n", size)
     assert joined(deltas, "reasoning") == "hm, so" and joined(deltas, "content") == "yes\n"
@@ -118,7 +118,7 @@ def test_an_answer_may_begin_within_reasoning(size: int) -> None:
         ("xml", "<tool_call>nothing</tool_call>"),
     ],
 )
-def test_what_is_no_call_is_content_as_it_stands(form: str, text: str, size: int) -> None:
+def test_text_without_tool_call_is_content(form: str, text: str, size: int) -> None:
     deltas = parts(AnswerParser(FORMS[form], ("clock",)), text, size)
     assert joined(deltas, "content") == text and calls_of(deltas) == []
 
@@ -146,5 +146,5 @@ def test_templates_say_which_form_calls_have(template: str, name: str) -> None:
     assert isinstance(form, ToolFormat) and form.name == name
 
 
-def test_a_template_without_tools_has_no_form() -> None:
+def test_template_without_tools_has_no_form() -> None:
     assert find_tool_format("{{ messages }}") is None

@@ -71,7 +71,7 @@ def packed_by_hand() -> dict[str, np.ndarray]:
     }
 
 
-def test_the_upper_bits_come_first_and_blocks_have_scales() -> None:
+def test_upper_bits_come_first_and_blocks_have_scales() -> None:
     weight = with_decoded_weights(Raw(packed_by_hand(), CONFIG))[NAME]
     np.testing.assert_array_equal(weight.values(), [[2, 4, 6], [8, 50, 60]])
 

@@ -94,7 +94,7 @@ class Letters:
         return bytes(ids).decode()
 
 
-def test_a_template_with_channels_chooses_the_parser() -> None:
+def test_template_with_channels_chooses_the_parser() -> None:
     tokenizer = Tokenizer(Letters(), {"chat_template": TEMPLATE})
     messages = [{"role": "user", "content": "x"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -51,7 +51,7 @@ def model() -> llm.Model:
     return llm.load(tiny("llama", vocab_size=256), page=16, sequences=4, tokenizer=lines())
 
 
-def test_a_conversation_goes_through_the_template_of_its_model() -> None:
+def test_conversation_goes_through_the_template_of_its_model() -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     tokens = templated().conversation([{"role": "user", "content": "hi"}])
     assert bytes(tokens).decode() == "<user>hi.\n<assistant>"
@@ -59,7 +59,7 @@ def test_a_conversation_goes_through_the_template_of_its_model() -> None:
         templated().conversation([{"role": "tool", "content": "hi"}])
 
 
-def test_a_model_without_a_template_refuses_conversations() -> None:
+def test_model_without_a_template_refuses_conversations() -> None:
     with pytest.raises(InputError, match="messages: the model has no chat template"):
         Tokenizer(Bytes()).conversation([{"role": "user", "content": "hi"}])
 
@@ -157,7 +157,7 @@ def transformers_tokenizer(**options: object) -> Any:  # noqa: ANN401  # of a pa
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **options)
 
 
-def test_a_tokenizer_of_transformers_keeps_its_template() -> None:
+def test_tokenizer_of_transformers_keeps_its_template() -> None:
     source = transformers_tokenizer(chat_template="{{ messages[0].content }}{{ eos_token }}")
     source.eos_token = "|"
     tokenizer = Tokenizer.of(source)
@@ -208,7 +208,7 @@ def test_shipped_templates_are_rendered_as_by_transformers() -> None:
     assert rendered_count > 40
 
 
-def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
+def test_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
     served = DecoderTextModel(model)
     assert isinstance(served, TextModel)
     talk = [Message("user", "hello")]
@@ -243,7 +243,7 @@ def test_requests_without_a_setting_take_the_default_of_the_checkpoint(
     served.close()
 
 
-def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) -> None:
+def test_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama", vocab_size=256)))
     write_safetensors(tmp_path / "model.safetensors", tiny("llama", vocab_size=256).tensors)
     folder = tmp_path / "models" / "one"

@@ -47,7 +47,7 @@ def model() -> llm.Model:
     return llm.load(checkpoint, page=16, sequences=2, tokenizer=tokenizer, context=512)
 
 
-def test_an_answer_is_iterated_read_and_closed(model: llm.Model) -> None:
+def test_answer_is_iterated_read_and_closed(model: llm.Model) -> None:
     parts = [delta.text for delta in model.chat(SAYS, max_tokens=12, grammar="[a-z]{12}")]
     assert re.fullmatch("[a-z]{12}", "".join(parts)) and len(parts) > 1
     answer = model.chat(SAYS, max_tokens=12, grammar="[a-z]{12}")
@@ -75,7 +75,7 @@ def test_answers_are_iterated_without_holding_the_event_loop(model: llm.Model) -
     assert all(re.fullmatch("[0-9]{8}", text) for text in asyncio.run(both()))
 
 
-def test_an_answer_may_call_functions(model: llm.Model) -> None:
+def test_answer_may_call_functions(model: llm.Model) -> None:
     answer = model.chat(SAYS, tools=[TOOL], tool_choice="required")
     assert answer.read() == "" and answer.calls[0].name == "add"
     assert 0 <= json.loads(answer.calls[0].arguments)["x"] <= 99
@@ -102,7 +102,7 @@ def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
-def test_the_chat_command_keeps_the_conversation(
+def test_chat_command_keeps_the_conversation(
     model: llm.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chat_command, "load_text_model", lambda options: model)
@@ -128,7 +128,7 @@ def test_the_chat_command_keeps_the_conversation(
     assert "there is no command '/what'" in result.err
 
 
-def test_an_interrupt_ends_an_answer_and_not_the_chat(
+def test_interrupt_ends_an_answer_and_not_the_chat(
     model: llm.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(chat_command, "load_text_model", lambda options: model)
@@ -150,7 +150,7 @@ def test_an_interrupt_ends_an_answer_and_not_the_chat(
     assert len(session.messages) == 2
 
 
-def test_the_generate_command_answers_a_file_in_its_form(
+def test_generate_command_answers_a_file_in_its_form(
     model: llm.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:  # fmt: skip

@@ -69,7 +69,7 @@ def tokenizer_of(template: str) -> Tokenizer:
     return Tokenizer(BytePieces(), {"chat_template": template})
 
 
-def test_a_conversation_knows_how_its_answer_is_read() -> None:
+def test_conversation_knows_how_its_answer_is_read() -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     plain = open_conversation(tokenizer_of(TEMPLATE), SAYS)
     assert bytes(plain.tokens) == b"user: hi\nassistant:"
@@ -81,7 +81,7 @@ def test_a_conversation_knows_how_its_answer_is_read() -> None:
     assert b'"clock"' in bytes(tools.tokens) and tools.functions == {"clock", "add"}
 
 
-def test_a_grammar_leaves_no_place_for_reasoning() -> None:
+def test_grammar_disables_reasoning() -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     options = {"enable_thinking": True}
     formed = open_conversation(tokenizer_of(TEMPLATE), SAYS, is_constrained=True, options=options)
@@ -117,7 +117,7 @@ def test_what_a_template_does_not_take_is_refused(
         open_conversation(tokenizer_of(template), SAYS, tools, choice, options=options)
 
 
-def test_special_tokens_that_mark_calls_are_shown() -> None:
+def test_tool_call_special_tokens_are_visible() -> None:
     tokenizer = Tokenizer(Marked())
     tokens = [*b"hi\xc3", 1, *b"{}", 2, *b"!"]
     texts = Detokenizer(tokenizer, [5], (), ("<tool_call>", "</tool_call>", "<think>"))
@@ -207,14 +207,14 @@ def test_calls_of_strict_functions_are_of_their_schemas(
         assert not fits(pattern, text), text
 
 
-def test_a_form_without_json_cannot_be_strict() -> None:
+def test_form_without_json_cannot_be_strict() -> None:
     with pytest.raises(InputError, match="calls in the form 'xml' cannot be 'strict'"):
         open_conversation(
             tokenizer_of("{{ tools }}<tool_call><function="), SAYS, [strict(TOOLS[0])]
         )
 
 
-def test_a_decoder_calls_strict_functions_by_their_schemas() -> None:
+def test_decoder_calls_strict_functions_by_their_schemas() -> None:
     tokenizer = Tokenizer(Marked(), {"chat_template": TEMPLATE})
     model = llm.load(
         tiny("llama", vocab_size=256, max_position_embeddings=1024), page=16, sequences=1,

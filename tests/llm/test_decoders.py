@@ -93,7 +93,7 @@ def test_greedy_text_is_that_of_transformers() -> None:
     assert actual == expected[len(prompt) - 1 : -1].tolist()
 
 
-def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
+def test_unknown_architecture_is_refused_with_those_that_there_are() -> None:
     config = config_of("llama", architectures=["Mamba2ForCausalLM"])
     with pytest.raises(UnsupportedError) as caught:
         llm.load(Memory(config, {}))
@@ -137,20 +137,20 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
         ),
     ],
 )
-def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportModelError) as caught:
         read_config(config_of("llama", **changes))
     assert message in str(caught.value)
 
 
-def test_ends_that_are_no_tokens_never_come() -> None:
+def test_unknown_end_tokens_are_ignored() -> None:
     for argument, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
         assert read_config(config_of("llama", eos_token_id=argument)).end_tokens == expected
     with pytest.raises(ImportModelError, match="'max_position_embeddings': a positive number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
 
-def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
+def test_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
     whole = tiny("llama")
     name = "model.layers.1.mlp.up_proj.weight"
     rest = {n: w for n, w in whole.tensors.items() if n != name}
@@ -165,7 +165,7 @@ def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
         llm.load(Memory(whole.config, wrong))
 
 
-def test_tensors_that_have_no_place_are_refused() -> None:
+def test_unexpected_tensors_are_refused() -> None:
     whole = tiny("llama")
     config, layout = read_config(whole.config, CONTEXT), CacheLayout(16)
     ignored = {
@@ -194,7 +194,7 @@ def test_other_parts_of_a_multimodal_model_are_ignored() -> None:
     decoder_module(Memory(whole.config, tensors), config, layout)
 
 
-def test_a_context_that_the_model_cannot_have_is_refused() -> None:
+def test_context_that_the_model_cannot_have_is_refused() -> None:
     with pytest.raises(InputError, match="'context' must be from 2 to 256 tokens, got 257"):
         llm.load(tiny("llama"), context=257)
 

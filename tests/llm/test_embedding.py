@@ -67,7 +67,7 @@ def test_embeddings_are_pooled_hidden_states_of_transformers(tmp_path: Path) -> 
         ({"pooling_mode": "mean"}, (), ("mean", True)),
     ],
 )
-def test_pooling_is_what_sentence_transformers_wrote(
+def test_pooling_matches_sentence_transformers(
     tmp_path: Path, settings: dict[str, object], kinds: tuple[str, ...], expected: tuple[str, bool]
 ) -> None:
     assert read_pooling(tmp_path) == llm.Pooling("mean", False)
@@ -75,7 +75,7 @@ def test_pooling_is_what_sentence_transformers_wrote(
     assert read_pooling(tmp_path) == llm.Pooling(*expected)
 
 
-def test_pooling_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_unknown_pooling_is_refused(tmp_path: Path) -> None:
     write_modules(tmp_path, {"pooling_mode_weightedmean_tokens": True})
     with pytest.raises(UnsupportedError, match="got pooling_mode_weightedmean_tokens"):
         read_pooling(tmp_path)

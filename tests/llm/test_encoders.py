@@ -128,7 +128,7 @@ def test_scores_of_a_reranker_are_those_of_transformers(
         np.testing.assert_allclose(scores, logits, atol=bound)
 
 
-def test_what_an_encoder_cannot_do_is_named(tmp_path: Path) -> None:
+def test_unsupported_encoder_features_are_named(tmp_path: Path) -> None:
     save_encoder("BertForSequenceClassification", tmp_path, num_labels=3)
     checkpoint = open_checkpoint(tmp_path)
     with pytest.raises(UnsupportedError, match="one score expected, got Bert.* with 3 labels"):

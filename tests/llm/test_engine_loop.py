@@ -115,7 +115,7 @@ def test_texts_beyond_the_limit_wait_without_blocking_others(
         assert text.end() == (alone(model, prompt, count), "length")
 
 
-def test_a_deadline_ends_a_text_and_frees_its_place(model: llm.Model, gated: Gated) -> None:
+def test_deadline_ends_a_text_and_frees_its_place(model: llm.Model, gated: Gated) -> None:
     long = [gated.begin(prompt, 100, deadline=5.0) for prompt in PROMPTS[:2]]
     waiting = gated.begin(PROMPTS[2], 100, deadline=5.0)
     gated.steps(3)
@@ -127,7 +127,7 @@ def test_a_deadline_ends_a_text_and_frees_its_place(model: llm.Model, gated: Gat
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_text_that_is_cancelled_frees_its_place(
+def test_text_that_is_cancelled_frees_its_place(
     model: llm.Model, gated: Gated, is_running: bool
 ) -> None:
     texts = [gated.begin(prompt, 100) for prompt in PROMPTS]
@@ -146,7 +146,7 @@ def test_a_text_that_is_cancelled_frees_its_place(
     assert again.end() == (alone(model, PROMPTS[1], 3), "length")
 
 
-def test_a_run_that_fails_ends_its_texts_and_no_later_ones(
+def test_run_that_fails_ends_its_texts_and_no_later_ones(
     model: llm.Model, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = [gated.begin(prompt, 100) for prompt in PROMPTS[:2]]
@@ -175,7 +175,7 @@ def test_failing_delivery_ends_only_its_text(model: llm.Model, gated: Gated) -> 
     assert stream.finish == "closed"
 
 
-def test_the_end_of_the_loop_ends_all_texts(gated: Gated) -> None:
+def test_closing_the_loop_ends_all_sequences(gated: Gated) -> None:
     texts = [gated.begin(prompt, 100) for prompt in PROMPTS]
     gated.steps(2)
     gated.loop.close()
@@ -183,7 +183,7 @@ def test_the_end_of_the_loop_ends_all_texts(gated: Gated) -> None:
     assert [text.end()[1] for text in texts] == ["closed"] * 3
 
 
-def test_a_caller_never_waits_for_a_step(model: llm.Model, gated: Gated) -> None:
+def test_caller_never_waits_for_a_step(model: llm.Model, gated: Gated) -> None:
     gated.begin(PROMPTS[0], 100)
     with gated.engine._lock:  # as in the middle of a step
         stream = gated.engine.prepare(PROMPTS[1], llm.Sampling(max_tokens=3))

@@ -63,7 +63,7 @@ def test_windows_of_olmo3_turn_without_the_scaling_of_other_layers() -> None:
     assert scaled.ropes[1] == plain_rope and scaled.ropes[0] != plain_rope
 
 
-def test_the_text_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
+def test_text_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
     import transformers
 
     text = {**SIZES, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 16}
@@ -126,15 +126,13 @@ def test_tensors_without_the_prefix_of_the_model_are_read() -> None:
         ("PhiForCausalLM", "qk_layernorm", True),
     ],
 )
-def test_a_variant_that_is_not_served_is_refused_by_its_key(
-    kind: str, key: str, value: bool
-) -> None:
+def test_variant_that_is_not_served_is_refused_by_its_key(kind: str, key: str, value: bool) -> None:
     message = f"config: '{key}': only {not value!r} is supported, got {value!r}"
     with pytest.raises(UnsupportedError, match=message):
         read_config({**SIZES, "architectures": [kind], key: value})
 
 
-def test_a_cache_that_rounds_positions_is_refused() -> None:
+def test_cache_that_rounds_positions_is_refused() -> None:
     model = random_model("BloomForCausalLM", FAMILIES["bloom"][1])
     tensors = {
         n: plain(n, v.numpy()) for n, v in model.state_dict().items() if n != "lm_head.weight"

@@ -48,7 +48,7 @@ def test_greedy_tokens_are_the_greatest_logits(model: llm.Model) -> None:
 @pytest.mark.parametrize(
     "sampling", [llm.Sampling(max_tokens=12), SAMPLED], ids=["greedy", "drawn"]
 )
-def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.Sampling) -> None:
+def test_batched_generation_equals_single(model: llm.Model, sampling: llm.Sampling) -> None:
     alone = [llm.Engine(model, sequences=1).run([p], sampling)[0] for p in PROMPTS]
     for sequences, chunk, steps in ((16, 512, 1), (4, 32, 5)):
         engine = llm.Engine(model, sequences=sequences, chunk=chunk, steps=steps)
@@ -72,7 +72,7 @@ def test_smaller_cache_dtypes_keep_logits_close(cache: str, rounding: float) -> 
     assert 0 < np.sqrt(error) < 8 * rounding
 
 
-def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
+def test_cache_of_another_dtype_or_page_is_refused() -> None:
     with pytest.raises(InputError, match="'cache' must be one of .*int8, int4, got 'int3'"):
         llm.load(tiny("llama"), cache="int3")
     with pytest.raises(InputError, match="'sequences' must be at least 1, got 0"):
@@ -85,7 +85,7 @@ def test_a_cache_of_another_dtype_or_page_is_refused() -> None:
         llm.load(tiny("llama"), page=6)
 
 
-def test_no_text_waits_for_the_prompt_of_another(model: llm.Model) -> None:
+def test_prompts_do_not_block_other_sequences(model: llm.Model) -> None:
     engine = llm.Engine(model, sequences=2, chunk=8)
     short = engine.submit([1, 2], llm.Sampling(max_tokens=20))
     next(short)
@@ -100,7 +100,7 @@ def test_no_text_waits_for_the_prompt_of_another(model: llm.Model) -> None:
     assert alone.run([PROMPTS[7]], llm.Sampling(max_tokens=3))[0] == whole
 
 
-def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
+def test_sequences_share_prefix_pages(model: llm.Model) -> None:
     engine = llm.Engine(model, sequences=2)
     first = engine.submit(PROMPTS[7], llm.Sampling(max_tokens=2))
     alone = list(first)
@@ -133,7 +133,7 @@ def test_page_reference_counts_are_consistent() -> None:
     assert take([3], 2) == (one, 0)  # and forgotten when it was needed
 
 
-def test_keys_of_pages_grow_with_a_text_and_not_with_its_square() -> None:
+def test_prefix_keys_grow_linearly() -> None:
     pages = PageAllocator(0, 16)
     long, other = (
         pages.prefix_keys(range(1 << 16)),
@@ -145,9 +145,7 @@ def test_keys_of_pages_grow_with_a_text_and_not_with_its_square() -> None:
     )
 
 
-def test_texts_beside_one_whose_run_failed_say_so(
-    model: llm.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_run_fails_its_batch(model: llm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> object:
         raise RunError("the device is lost")
 
@@ -170,7 +168,7 @@ def without_numbers(token: int) -> Memory:
     return Memory(whole.config, {**whole.tensors, name: plain(name, table)})
 
 
-def test_logits_that_are_no_numbers_are_an_error_of_their_text(model: llm.Model) -> None:
+def test_nan_logits_fail_their_sequence(model: llm.Model) -> None:
     """Greedy or drawn, in a prompt or later, while others go on, also on the same pages."""
     form = llm.Grammar.of("[0-9A-Z]{12}", LETTERS)
     waves = [llm.Sampling(max_tokens=12), SAMPLED, llm.Sampling(temperature=1.0, grammar=form)]
@@ -208,7 +206,7 @@ def test_equal_seeds_give_equal_texts(model: llm.Model) -> None:
     assert drawn(3, top_k=1) == drawn(5, top_p=0.0) == drawn(6, min_p=1.0) == greedy
 
 
-def test_a_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
+def test_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
     letters: list[bytes | None] = [bytes([n + 32]) for n in range(97)]
     letters[5] = b"no"
     form = llm.Grammar.of(r"(yes|no|[0-9]{3,5})!", letters)
@@ -229,7 +227,7 @@ def test_a_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
     assert all(48 <= token + 32 < 58 or token == 0 for token in both[2])
 
 
-def test_a_wrong_grammar_is_refused(model: llm.Model) -> None:
+def test_wrong_grammar_is_refused(model: llm.Model) -> None:
     for pattern, message in (
         ("(a", "grammar: pattern '(a': "),
         ("é", "grammar: no tokens make a text that 'é' matches"),
@@ -261,9 +259,7 @@ def test_grammar_masks_dead_end_tokens(model: llm.Model) -> None:
 
 
 @pytest.mark.parametrize("heat", [1e-40, 1e-50, 1e30, 3e38, 1e300, 10**400, float("inf")])
-def test_the_ends_of_temperature_and_penalty_keep_to_a_grammar(
-    model: llm.Model, heat: float
-) -> None:
+def test_extreme_sampling_settings_respect_grammar(model: llm.Model, heat: float) -> None:
     form = llm.Grammar.of("[0-9]{4}", LETTERS)
     for changes in ({"temperature": heat}, {"temperature": 1.0, "repetition_penalty": heat}):
         try:
@@ -284,16 +280,14 @@ def test_top_k_of_one_is_greedy_at_every_temperature(model: llm.Model, temperatu
         assert model.engine.run(PROMPTS[:3], drawn) == model.engine.run(PROMPTS[:3], greedy)
 
 
-def test_the_least_temperature_takes_the_likeliest(model: llm.Model) -> None:
+def test_lowest_temperature_is_greedy(model: llm.Model) -> None:
     expected = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4))
     for heat in (1e-40, 1e-30, 1e-50):
         actual = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4, temperature=heat))
         assert actual == expected
 
 
-def test_grammars_of_the_past_take_no_memory(
-    model: llm.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_past_grammars_release_memory(model: llm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = type("Named", (), {"token_bytes": lambda self, count: LETTERS[:count]})
     monkeypatch.setattr(model, "tokenizer", letters())
     form = model.grammar("A")
@@ -305,7 +299,7 @@ def test_grammars_of_the_past_take_no_memory(
     assert gone() is None
 
 
-def test_a_penalty_makes_tokens_rarer(model: llm.Model) -> None:
+def test_penalty_makes_tokens_rarer(model: llm.Model) -> None:
     plain, rare = (
         model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=60, repetition_penalty=by))[0]
         for by in (1.0, 1.8)
@@ -313,7 +307,7 @@ def test_a_penalty_makes_tokens_rarer(model: llm.Model) -> None:
     assert len(set(rare)) > len(set(plain))
 
 
-def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Model) -> None:
+def test_sequence_ends_at_stop_token_limit_and_close(model: llm.Model) -> None:
     text = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=20))[0]
     model.ends = (text[5],)
     try:
@@ -334,7 +328,7 @@ def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Mo
     assert model.engine.pages.num_available == 4 * model.most_pages
 
 
-def test_an_answer_that_nobody_takes_is_ended(model: llm.Model) -> None:
+def test_abandoned_answer_is_ended(model: llm.Model) -> None:
     pieces = model.generate(PROMPTS[0])
     del pieces
     begun = model.generate(PROMPTS[1])
@@ -363,7 +357,7 @@ class Ending:
         self.release()
 
 
-def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
+def test_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     """As by a collector of garbage, which runs anywhere."""
     engine = llm.Engine(model, sequences=2)
     first, second, waiting = (engine.submit(PROMPTS[n]) for n in range(3))
@@ -386,7 +380,7 @@ def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     assert engine.pages.num_available == 2 * model.most_pages
 
 
-def test_a_stream_may_be_closed_when_a_step_ends(model: llm.Model) -> None:
+def test_stream_may_be_closed_when_a_step_ends(model: llm.Model) -> None:
     """After the last look at what is closed, and before others may take the lock."""
     engine = llm.Engine(model, sequences=2)
     first, second = (engine.submit(PROMPTS[n]) for n in range(2))
@@ -501,7 +495,7 @@ def test_submitted_texts_end_at_stop_texts_and_at_special_tokens() -> None:
     assert model.engine.pages.num_available == model.sequences * model.most_pages
 
 
-def test_a_decoder_error_of_a_stop_text_ends_its_text_alone() -> None:
+def test_detokenizer_error_ends_only_its_sequence() -> None:
     class Refusing(Letters):
         def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
             if len(tokens) > 5:
@@ -558,7 +552,7 @@ def test_pieces_of_letters_of_many_tokens(inner: Letters) -> None:
         Tokenizer(inner).encode("a\ud800")
 
 
-def test_the_command_prints_tokens_as_they_come(
+def test_command_prints_tokens_as_they_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: llm.Model
 ) -> None:
     whole = tiny("llama")

@@ -66,7 +66,7 @@ def test_written_gguf_reads_back(tmp_path: Path, version: int) -> None:
             assert type(file.metadata[name]) is type(value)
 
 
-def test_the_package_reads_the_same(tmp_path: Path) -> None:
+def test_package_reads_the_same(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
     written = some_file(tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
@@ -77,7 +77,7 @@ def test_the_package_reads_the_same(tmp_path: Path) -> None:
     assert reader.fields["f32"].contents() == 0.5 and reader.fields["i64"].contents() == -7
 
 
-def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
+def test_files_of_the_gguf_package_are_read(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_block_count(3)
@@ -247,7 +247,9 @@ def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
     assert isinstance(scaling, dict) and scaling["long_factor"] == numbers(8).tolist()
 
 
-def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_gguf_contents_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """But for what says that there is none; an MLP with biases is read."""
     row = ARCHITECTURE_ROWS[0]
     entries = {"llama.expert_count": 0, "llama.attention.value_length": HEAD}
@@ -349,7 +351,7 @@ def no_layers(path: Path) -> None:
         (no_layers, "a.gguf: entry 'llama.embedding_length': it is not there"),
     ],
 )
-def test_a_broken_file_is_refused(
+def test_broken_file_is_refused(
     tmp_path: Path, broken: Callable[[Path], None], message: str
 ) -> None:
     some_file(tmp_path / "a.gguf")
@@ -440,7 +442,7 @@ def _use(path: Path) -> None:
         ({"general.alignment": 3}, "'general.alignment': a power of 2 expected, got 3"),
     ],
 )
-def test_what_cannot_be_written_is_named(
+def test_unwritable_gguf_contents_are_named(
     tmp_path: Path, entries: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -448,7 +450,7 @@ def test_what_cannot_be_written_is_named(
     assert not (tmp_path / "a.gguf").exists()
 
 
-def test_a_format_that_is_none_is_named() -> None:
+def test_unknown_format_is_named() -> None:
     with pytest.raises(
         ValueError, match="'x': one of float32, .*q6_k expected as format, got 'q9'"
     ):

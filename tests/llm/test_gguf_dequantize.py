@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_package(row: DecodedType) -> None:
     assert (row.code, row.values_per_block, row.block_bytes) == (kind.value, *sizes)
 
 
-def test_a_file_with_such_types_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_such_types_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = DECODED_TYPES[23]
     data = random_blocks(row, 2, 1)
     # The writer writes formats that kernels read: here it takes the bytes of another.
@@ -80,7 +80,7 @@ def test_tensors_without_blocks_are_refused_and_without_rows_are_empty(
     assert read(0, 256).shape == (0, 256)
 
 
-def test_a_grid_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_without_its_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_package(name: str) -> None:
         raise ModuleNotFoundError(name)
 

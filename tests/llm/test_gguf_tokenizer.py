@@ -129,7 +129,7 @@ def test_score_bpe_matches_greedy_merging(tmp_path: Path, seed: int) -> None:
     assert result.decode(numbers) == text
 
 
-def test_a_token_may_be_as_long_as_a_text() -> None:
+def test_token_may_be_as_long_as_a_text() -> None:
     """Pairs are looked for where there can be any, not at each of its letters."""
 
     class Counted(str):

@@ -39,7 +39,7 @@ def test_logprobs_are_those_of_the_logits(model: llm.Model) -> None:
         assert np.allclose([p for _, p in score.top], row[best], atol=1e-4)
 
 
-def test_logprobs_change_no_text_and_none_beside_it(model: llm.Model) -> None:
+def test_logprobs_do_not_change_generation(model: llm.Model) -> None:
     plain = llm.Sampling(max_tokens=12, temperature=0.9, seed=3, ignore_end=True)
     alone = [list(model.engine.submit(prompt, plain)) for prompt in (PROMPT, [7, 8])]
     scored = llm.Sampling(max_tokens=12, temperature=0.9, seed=3, ignore_end=True, logprobs=0)
@@ -72,7 +72,7 @@ def test_penalties_and_biases_are_added_to_logits(
     assert tokens == expected
 
 
-def test_a_draft_model_changes_no_text_with_penalties(model: llm.Model) -> None:
+def test_draft_model_changes_no_text_with_penalties(model: llm.Model) -> None:
     fast = llm.load(tiny("llama"), page=16, sequences=2, draft=tiny("llama", seed=1))
     sampling = llm.Sampling(max_tokens=12, presence_penalty=0.8, logprobs=1, ignore_end=True)
     stream = fast.engine.submit(PROMPT, sampling)

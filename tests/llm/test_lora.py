@@ -45,7 +45,7 @@ def write_adapter(folder: Path, base: str = QUERY, **settings: Any) -> dict[str,
         ({"alpha_pattern": {"layers.1.self_attn.q_proj": 12}}, 2.0),
     ],
 )
-def test_the_product_is_added_by_its_scale(
+def test_product_is_added_by_its_scale(
     tmp_path: Path, settings: dict[str, Any], scale: float
 ) -> None:
     factors, whole = write_adapter(tmp_path, **settings), tiny("llama")
@@ -57,14 +57,14 @@ def test_the_product_is_added_by_its_scale(
     assert set(adapted) == set(whole)
 
 
-def test_weights_stored_as_inputs_by_outputs_are_changed_so(tmp_path: Path) -> None:
+def test_transposed_weights_are_adapted_transposed(tmp_path: Path) -> None:
     factors, whole = write_adapter(tmp_path, fan_in_fan_out=True), tiny("llama")
     expected = whole[f"{QUERY}.weight"].data + 2 * (factors["B"] @ factors["A"]).T
     actual = AdaptedCheckpoint(whole, tmp_path)[f"{QUERY}.weight"].data
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_blocks_become_floats_where_an_adapter_changes_them(tmp_path: Path) -> None:
+def test_adapted_block_weights_become_floats(tmp_path: Path) -> None:
     factors, whole = write_adapter(tmp_path), tiny("llama")
     name = f"{QUERY}.weight"
     blocks = Weight.of(name, whole[name].data, "q8_0")
@@ -74,7 +74,7 @@ def test_blocks_become_floats_where_an_adapter_changes_them(tmp_path: Path) -> N
     np.testing.assert_allclose(adapted[name].data, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_model_with_an_adapter_is_the_one_of_merged_weights(tmp_path: Path) -> None:
+def test_model_with_an_adapter_is_the_one_of_merged_weights(tmp_path: Path) -> None:
     write_adapter(tmp_path)
     whole = tiny("llama", num_hidden_layers=1)
     adapted = AdaptedCheckpoint(whole, tmp_path)
@@ -157,7 +157,7 @@ def test_prompts_of_different_adapters_share_no_pages(several: llm.Model) -> Non
         assert stream.shared == shared
 
 
-def test_a_draft_without_adapters_leaves_adapted_texts_as_they_are(
+def test_draft_without_adapters_leaves_adapted_texts_as_they_are(
     several: llm.Model, adapter_folders: dict[str, Path]
 ) -> None:
     whole = tiny("llama", num_hidden_layers=2)
@@ -167,7 +167,7 @@ def test_a_draft_without_adapters_leaves_adapted_texts_as_they_are(
     assert fast.engine.run([[1, 2, 3]], settings) == several.engine.run([[1, 2, 3]], settings)
 
 
-def test_an_adapter_of_blocks_leaves_them_as_they_are(adapter_folders: dict[str, Path]) -> None:
+def test_adapter_of_blocks_leaves_them_as_they_are(adapter_folders: dict[str, Path]) -> None:
     whole = tiny("llama", num_hidden_layers=2)
     tensors = {
         name: Weight.of(name, weight.data, "q8_0") if name.endswith("q_proj.weight") else weight
@@ -182,7 +182,7 @@ def test_an_adapter_of_blocks_leaves_them_as_they_are(adapter_folders: dict[str,
     assert np.abs(actual - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_an_adapter_that_a_text_cannot_have_is_named(several: llm.Model, tmp_path: Path) -> None:
+def test_adapter_that_a_text_cannot_have_is_named(several: llm.Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="adapter: 'smith' is none of the model's: 'poet', 'cler"):
         several.generate([1], adapter="smith")
     with pytest.raises(InputError, match="adapter: a name expected, got 3"):
@@ -195,7 +195,7 @@ def test_an_adapter_that_a_text_cannot_have_is_named(several: llm.Model, tmp_pat
         llm.load(tiny("llama"), adapters={"up": tmp_path})
 
 
-def test_what_an_adapter_cannot_be_added_to_is_named(tmp_path: Path) -> None:
+def test_unsupported_adapter_targets_are_named(tmp_path: Path) -> None:
     whole = tiny("llama")
     with pytest.raises(LoadError, match=r"adapter_config.json: cannot be read"):
         AdaptedCheckpoint(whole, tmp_path)

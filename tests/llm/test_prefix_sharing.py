@@ -33,7 +33,7 @@ def test_choices_of_one_prompt_share_its_pages(model: llm.Model) -> None:
     assert list(other) == Engine(model, sequences=1).run([[7, 8, 9]], settings(9))[0]
 
 
-def test_a_text_goes_on_where_the_one_that_fills_its_pages_ends(model: llm.Model) -> None:
+def test_sequence_continues_if_its_page_filler_ends(model: llm.Model) -> None:
     engine = Engine(model, sequences=2, chunk=16)
     first, second = (engine.submit(PROMPT, settings(n)) for n in range(2))
     engine.step()
@@ -43,7 +43,7 @@ def test_a_text_goes_on_where_the_one_that_fills_its_pages_ends(model: llm.Model
     assert second.shared == 16
 
 
-def test_prompts_that_share_their_beginning_alone_wait_for_that_alone(model: llm.Model) -> None:
+def test_prompts_wait_only_for_shared_prefix(model: llm.Model) -> None:
     engine = Engine(model, sequences=2, chunk=16)
     prompts = [PROMPT, PROMPT[:20] + [3] * 30]
     streams = [engine.submit(prompt, settings(0)) for prompt in prompts]

@@ -178,7 +178,7 @@ def test_fp8_has_a_scale_for_each_block(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checkpoint["a.weight"].values(), expected)
 
 
-def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
+def test_unknown_method_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="'quantization_config': 'hqq' is none of gptq, awq"):
         write_folder(tmp_path, {"a": np.ones(1, np.float32)}, {"quant_method": "hqq"})
 
@@ -246,7 +246,7 @@ def test_tensors_of_other_axes_or_dtypes_are_refused(tmp_path: Path, method: str
 
 
 @pytest.mark.parametrize("shape", [[8, -1], [8, 65], [0, 64], [2**62, 64], [8, 64, 1]])
-def test_a_shape_that_packed_tensors_have_not_is_refused(tmp_path: Path, shape: list[int]) -> None:
+def test_wrong_packed_shape_is_refused(tmp_path: Path, shape: list[int]) -> None:
     settings, tensors = SOUND["compressed-tensors"]
     changed = {**tensors, "weight_shape": np.array(shape, np.int64)}
     checkpoint = write_folder(
@@ -258,7 +258,7 @@ def test_a_shape_that_packed_tensors_have_not_is_refused(tmp_path: Path, shape: 
         checkpoint["a.weight"]
 
 
-def test_a_block_that_is_larger_than_its_weight_takes_no_memory(tmp_path: Path) -> None:
+def test_block_that_is_larger_than_its_weight_takes_no_memory(tmp_path: Path) -> None:
     checkpoint = write_folder(
         tmp_path,
         {"a.weight": np.ones((8, 16), ml_dtypes.float8_e4m3fn),

@@ -59,7 +59,7 @@ def check_greedy(expected: Logits, prompt: list[int], answer: list[int]) -> None
 
 
 @pytest.mark.parametrize("count", [ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 60])
-def test_the_length_of_a_text_chooses_its_factors(
+def test_length_of_a_text_chooses_its_factors(
     model: llm.Model, expected: Logits, count: int
 ) -> None:
     logits = expected(IDS[:count])
@@ -92,7 +92,7 @@ def test_proposals_of_a_smaller_model_change_no_text(fast: llm.Model, expected: 
             check_greedy(expected, prompt, answer)
 
 
-def test_a_context_of_the_original_positions_takes_the_short_factors_alone(
+def test_context_of_the_original_positions_takes_the_short_factors_alone(
     checkpoint: Memory,
 ) -> None:
     config = llm.load(checkpoint, page=16, sequences=1, context=ORIGINAL).config

@@ -37,7 +37,7 @@ def folder(path: Path) -> Path:
     return path
 
 
-def test_a_folder_is_read(tmp_path: Path) -> None:
+def test_folder_is_read(tmp_path: Path) -> None:
     checkpoint = SafetensorsCheckpoint(folder(tmp_path / "model"))
     written = some_tensors()
     assert list(checkpoint) == list(written) and checkpoint.config == {"hidden_size": 4}
@@ -50,7 +50,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
         checkpoint["z"]
 
 
-def test_the_ends_of_texts_are_those_of_generation(tmp_path: Path) -> None:
+def test_end_tokens_come_from_generation_config(tmp_path: Path) -> None:
     """As Llama 3, Gemma 2 and Phi 3 have them: config.json has the first alone."""
     write_safetensors(tmp_path / "model.safetensors", some_tensors())
     config = config_of("llama", eos_token_id=1)
@@ -85,7 +85,7 @@ def test_shards_are_read(tmp_path: Path) -> None:
         SafetensorsCheckpoint(tmp_path)
 
 
-def test_the_package_agrees(tmp_path: Path) -> None:
+def test_package_agrees(tmp_path: Path) -> None:
     package = pytest.importorskip("safetensors.numpy", reason="needs the package safetensors")
     inputs = {"x": numbers(2, 3), "y": numbers(4).astype(np.float16)}
     package.save_file(inputs, tmp_path / "a.safetensors", metadata={"format": "pt"})
@@ -119,7 +119,7 @@ def written(path: Path, header: object, data: bytes = b"") -> Path:
         ({"x": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, "one of F32, F16, BF16"),
     ],
 )
-def test_a_broken_file_is_refused(tmp_path: Path, header: object, message: str) -> None:
+def test_broken_file_is_refused(tmp_path: Path, header: object, message: str) -> None:
     path = written(tmp_path / "a.safetensors", header, bytes(8))
     with pytest.raises(LoadError, match=f"a.safetensors: .*{message}"):
         SafetensorsFile(path)["x"]
@@ -163,7 +163,7 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
 
 
 @sizes("count", 2000, 100_000)
-def test_no_change_of_a_file_does_harm(
+def test_mutated_files_do_not_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     random = np.random.default_rng(9)

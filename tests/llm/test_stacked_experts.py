@@ -31,7 +31,7 @@ def test_numbers_of_mxfp4_are_exact(exponents: tuple[int, int], format: str) -> 
     assert weight.format == format
 
 
-def test_rows_in_turns_are_put_apart() -> None:
+def test_interleaved_rows_are_separated() -> None:
     stacked = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {name: plain(name, stacked), f"{name}_bias": plain(f"{name}_bias", stacked[:, 0])}
@@ -107,7 +107,7 @@ def write_mxfp4(folder: Path) -> Any:  # noqa: ANN401  # of transformers
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_folder_of_mxfp4_is_the_model_of_its_numbers(tmp_path: Path) -> None:
+def test_folder_of_mxfp4_is_the_model_of_its_numbers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = write_mxfp4(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

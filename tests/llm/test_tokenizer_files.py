@@ -26,7 +26,7 @@ def _file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def test_a_pattern_that_backtracks_without_end_refuses_the_prompt(tmp_path: Path) -> None:
+def test_pattern_that_backtracks_without_end_refuses_the_prompt(tmp_path: Path) -> None:
     """The package panics at its limit of retries, with what is no Exception."""
     pattern = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "c"}
     tokenizer = Tokenizer.read(_file(tmp_path, normalizer=pattern))

@@ -37,7 +37,7 @@ def test_tensors_are_those_that_torch_saved(tmp_path: Path, dtype: str) -> None:
         assert not weight.data.flags.writeable
 
 
-def test_a_mask_is_named_and_cannot_be_read(tmp_path: Path) -> None:
+def test_mask_tensors_are_named_but_unreadable(tmp_path: Path) -> None:
     torch.save({"mask": torch.ones(2, dtype=torch.bool)}, tmp_path / "a.bin")
     file = TorchFile(tmp_path / "a.bin")
     with pytest.raises(LoadError, match="tensor 'mask': one of FloatStorage.*got BoolStorage"):
@@ -74,7 +74,7 @@ def _archive(path: Path, content: bytes) -> Path:
         (b"", "no pickle of tensors"),
     ],
 )
-def test_what_is_no_tensor_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_non_tensors_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(LoadError) as caught:
         TorchFile(_archive(tmp_path / "a.bin", content))
     assert message in str(caught.value)
@@ -111,7 +111,7 @@ def _saved(**changes: object) -> bytes:
         ({"shape": (2,)}, "a tensor of shape"),
     ],
 )
-def test_a_tensor_outside_its_bytes_is_refused(
+def test_tensor_outside_its_bytes_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = _archive(tmp_path / "a.bin", _saved(**changes))
@@ -129,7 +129,7 @@ def test_compressed_bytes_are_refused(tmp_path: Path) -> None:
         TorchFile(path)["a"]
 
 
-def test_a_folder_of_shards_is_a_checkpoint(tmp_path: Path) -> None:
+def test_folder_of_shards_is_a_checkpoint(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model-00001-of-00002.bin")
     torch.save({"b": torch.zeros(3)}, tmp_path / "pytorch_model-00002-of-00002.bin")
     (tmp_path / "config.json").write_text("{}")
@@ -141,13 +141,13 @@ def test_a_folder_of_shards_is_a_checkpoint(tmp_path: Path) -> None:
     assert {name: checkpoint[name].shape for name in checkpoint} == {"a": (2,), "b": (3,)}
 
 
-def test_an_old_file_of_torch_is_refused(tmp_path: Path) -> None:
+def test_old_file_of_torch_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "a.bin", _use_new_zipfile_serialization=False)
     with pytest.raises(LoadError, match=r"no file of torch.save since PyTorch 1.6"):
         TorchFile(tmp_path / "a.bin")
 
 
-def test_a_tensor_that_repeats_its_bytes_without_end_is_refused(tmp_path: Path) -> None:
+def test_tensor_that_repeats_its_bytes_without_end_is_refused(tmp_path: Path) -> None:
     """A few bytes would become terabytes."""
     one = torch.zeros(1, dtype=torch.float16)
     state = {"small": one.expand(1000), "large": one.expand(1 << 40)}

@@ -63,7 +63,7 @@ def slice_tasks() -> list[Task]:
 
 @alike(3)
 @pytest.mark.parametrize("part", range(SHARE))
-def test_a_slice_of_the_matrix_agrees_or_refuses(worker: Worker, part: int) -> None:
+def test_slice_of_the_matrix_agrees_or_refuses(worker: Worker, part: int) -> None:
     assert faults(worker, slice_tasks()[part::SHARE]) == []
 
 
@@ -76,7 +76,7 @@ def test_programs_over_the_whole_matrix(worker: Worker, seed: int) -> None:
 
 
 @pytest.mark.quick
-def test_the_slice_has_each_pair_of_values_that_there_is_a_call_for() -> None:
+def test_matrix_slice_covers_all_value_pairs() -> None:
     cells = covering_cells(0)
     assert not any(no_call(cell.values()) for cell in cells)
     covered = {frozenset((x, y)) for cell in cells for _, x, _, y in pairs_of(cell)}
@@ -98,7 +98,7 @@ def test_programs_that_differ_have_different_digests(count: int) -> None:
 
 
 @pytest.mark.quick
-def test_a_program_is_drawn_again_from_its_choices() -> None:
+def test_program_is_drawn_again_from_its_choices() -> None:
     program, choices = program_of("again.1")
     again, _ = program_of(None, choices)
     assert again.module.astext() == program.module.astext()
@@ -125,7 +125,7 @@ def test_choices_shrink_to_the_least_that_show_a_fault() -> None:
     assert shrink([3, 9, 4, 0, 2, 8, 9, 9], shows, 500) == [9]
 
 
-def test_a_cell_that_crashes_or_raises_is_a_find_and_the_run_goes_on(worker: Worker) -> None:
+def test_cell_that_crashes_or_raises_is_a_find_and_the_run_goes_on(worker: Worker) -> None:
     """By a program that the worker cannot draw, and one of which the process dies."""
     cell = Cell("vm", "llvm", "in process", "as written")
     assert worker.run(cell, None, [0]).kind == AGREES
@@ -134,7 +134,7 @@ def test_a_cell_that_crashes_or_raises_is_a_find_and_the_run_goes_on(worker: Wor
 
 
 @pytest.mark.quick
-def test_a_refusal_is_documented_for_the_values_that_it_is_about_alone() -> None:
+def test_refusals_apply_only_to_documented_values() -> None:
     row = REFUSALS[0]
     text = row.sentence.replace("(instruction ...)", "(instruction Switch)")
     assert documented(text, row.values, ()) is row
@@ -143,7 +143,7 @@ def test_a_refusal_is_documented_for_the_values_that_it_is_about_alone() -> None
 
 
 @pytest.mark.quick
-def test_the_page_prints_every_refusal() -> None:
+def test_page_prints_every_refusal() -> None:
     printed = rows_of(PAGE.read_text())
     expected = [f"{n}. `{message}`: {why}." for n, (message, why) in enumerate(sentences(), 1)]
     assert printed == expected
@@ -164,7 +164,7 @@ def test_table_entry_is_yes_refusal_or_untested() -> None:
 
 @pytest.mark.quick
 @pytest.mark.slow
-def test_a_stream_of_cells_has_each_pair_of_values_about_as_often_as_another() -> None:
+def test_cell_stream_covers_pairs_evenly() -> None:
     cells = list(itertools.islice(covering_stream(5), 1100))
     counts = Counter(pair for cell in cells for pair in pairs_of(cell))
     assert min(counts.values()) >= 1100 // 110

@@ -27,7 +27,7 @@ def check(func: tvm.tir.PrimFunc, size: int) -> None:
     np.testing.assert_allclose(out.numpy(), x @ y, rtol=1e-4)
 
 
-def test_a_loop_program_is_tuned_into_a_folder(tmp_path: Path) -> None:
+def test_loop_program_is_tuned_into_a_folder(tmp_path: Path) -> None:
     func = product(32)
     database = ms.tune_tir(func, "llvm", tmp_path / "logs", max_trials_global=2)
     assert len(database) >= 2 and len(ms.JSONDatabase(tmp_path / "logs")) == len(database)
@@ -37,7 +37,7 @@ def test_a_loop_program_is_tuned_into_a_folder(tmp_path: Path) -> None:
     assert ms.compile_tir(ms.Database(), func, "llvm") is None
 
 
-def test_a_relay_program_is_tuned_and_compiled(tmp_path: Path) -> None:
+def test_relay_program_is_tuned_and_compiled(tmp_path: Path) -> None:
     x, w = relay.var("x", shape=(8, 64)), relay.const(np.ones((64, 64), "float32"))
     module = tvm.IRModule.from_expr(relay.Function((x,), relay.nn.dense(x, w)))
     database = ms.tune_relay(module, None, "llvm", tmp_path, max_trials_global=1)
@@ -51,7 +51,7 @@ def test_one_loop_program_is_expected(tmp_path: Path) -> None:
         ms.tune_tir(tvm.IRModule({}), "llvm", tmp_path, 1)
 
 
-def test_a_loop_program_is_a_pytorch_module() -> None:
+def test_loop_program_is_a_pytorch_module() -> None:
     torch = pytest.importorskip("torch")
     from ekiden.contrib.torch import as_torch
 

@@ -39,7 +39,7 @@ def library(path: Path, metadata: object, files: Mapping[str, bytes] | None = No
     return path
 
 
-def test_a_project_has_the_memory_that_the_library_says(tmp_path: Path) -> None:
+def test_project_has_declared_memory(tmp_path: Path) -> None:
     result = library(tmp_path / "model.tar", about())
     micro.generate_project("host", result, tmp_path / "p")
     config = (tmp_path / "p/src/ek_micro_config.h").read_text()
@@ -81,13 +81,13 @@ def test_metadata_that_is_wrong_is_refused(metadata: object, tmp_path: Path) -> 
         ("metadata.json/x", "'metadata.json' is a file and a folder"),
     ],
 )
-def test_files_that_have_no_place_are_refused(name: str, message: str, tmp_path: Path) -> None:
+def test_unexpected_archive_files_are_refused(name: str, message: str, tmp_path: Path) -> None:
     result = library(tmp_path / "model.tar", about(), {name: b"x"})
     with pytest.raises(LoadError, match=message):
         micro.generate_project("host", result, tmp_path / "p")
 
 
-def test_an_archive_that_grows_without_end_is_refused(tmp_path: Path) -> None:
+def test_archive_that_grows_without_end_is_refused(tmp_path: Path) -> None:
     member = tarfile.TarInfo("zeros")
     member.size = 1 << 40
     (tmp_path / "model.tar").write_bytes(member.tobuf() + b"\0" * 10240)
@@ -96,7 +96,7 @@ def test_an_archive_that_grows_without_end_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opening", ["w:gz", "w:xz", "w:bz2"])
-def test_an_archive_that_is_cut_short_is_refused(opening: str, tmp_path: Path) -> None:
+def test_archive_that_is_cut_short_is_refused(opening: str, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "whole", opening) as archive:  # type: ignore[call-overload]
         member = tarfile.TarInfo("zeros")
         member.size = 100_000

@@ -88,7 +88,7 @@ def test_programs_of_relay_give_what_the_machine_gives(name: str, tmp_path: Path
     check(models.program(models.RELAY[name]), rows, tmp_path)
 
 
-def test_a_while_loop_of_relay_gives_what_the_machine_gives(tmp_path: Path) -> None:
+def test_while_loop_of_relay_gives_what_the_machine_gives(tmp_path: Path) -> None:
     i, s = relay.var("i", shape=(), dtype="int32"), relay.var("s", shape=(4,))
     x = relay.var("x", shape=(4,))
     loop = relay.loops.while_loop(
@@ -126,7 +126,7 @@ def test_loop_state_is_updated_in_place(tmp_path: Path) -> None:
     assert "memcpy" not in text[entry:]
 
 
-def test_memory_of_a_loop_does_not_grow_with_its_turns() -> None:
+def test_loop_memory_does_not_grow_with_iterations() -> None:
     few, many = (micro.compile(models.loop(n), "c").module for n in (2, 2000))
     assert many.workspace - few.workspace <= 16
     assert [t.nbytes for t in many.outputs] == [24, 8000]
@@ -178,7 +178,7 @@ def test_several_models_with_control_flow_are_one_program(interface: str) -> Non
     assert compile_and_run(rows, AOTTestRunner(), interface, True)
 
 
-def test_the_command_line_writes_a_library_of_a_model_with_a_loop(
+def test_command_line_writes_a_library_of_a_model_with_a_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(models.decoder(), tmp_path / "decoder.onnx")

@@ -41,7 +41,7 @@ def archive(path: Path) -> dict[str, bytes]:
         return {name: data.read() for name, data in files if data is not None}
 
 
-def test_a_library_has_what_its_format_asks_for(
+def test_library_has_required_format_contents(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.tar"

@@ -74,7 +74,7 @@ def test_models_give_the_same_here_without_the_runtime(
 
 
 @pytest.mark.quick
-def test_the_stack_is_the_deepest_of_all_calls() -> None:
+def test_stack_is_the_deepest_of_all_calls() -> None:
     stack = {"run": 8, "a": 100, "b": 40, "c": 80, "memcpy": None}
     calls = CallGraph(stack, {"run": ("a", "b", "b"), "b": ("c", "memcpy")})
     assert calls.worst_case_stack("run") == (128, ("memcpy",))
@@ -118,7 +118,7 @@ def vectors() -> ekiden.IRModule:
 
 
 @pytest.mark.parametrize("template", ["host", "qemu-mps3-an547"])
-def test_vectors_give_what_the_virtual_machine_gives(template: str, tmp_path: Path) -> None:
+def test_micro_vectors_match_vm(template: str, tmp_path: Path) -> None:
     if template != "host":
         need_board()
     program = micro.compile(vectors(), "c -mcpu=cortex-m55")
@@ -154,7 +154,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> micro.GeneratedProject:
     return micro.GeneratedProject(result.folder)
 
 
-def test_a_session_loads_runs_and_measures(project: micro.GeneratedProject) -> None:
+def test_session_loads_runs_and_measures(project: micro.GeneratedProject) -> None:
     x = np.arange(5, dtype=np.float32).reshape(1, 5)
     with micro.Session(project.open_transport()) as session:
         module = session.load_module("votes")
@@ -258,7 +258,7 @@ def test_invalid_projects_are_refused(project: micro.GeneratedProject, tmp_path:
         missing.build()
 
 
-def test_a_bare_project_links(project: micro.GeneratedProject, tmp_path: Path) -> None:
+def test_bare_project_links(project: micro.GeneratedProject, tmp_path: Path) -> None:
     need_board()
     options = {"cpu": "cortex-m33", "flash": "0x08000000:0x40000", "ram": "0x20000000:0x8000",
                "frame_bytes": 4096, "flash_command": "test -f {firmware}"}  # fmt: skip

@@ -82,7 +82,7 @@ def library(program: micro.MicroProgram, folder: Path) -> Path:
     return result
 
 
-def test_a_packed_function_takes_what_its_model_takes_alone(tmp_path: Path) -> None:
+def test_packed_function_accepts_only_model_inputs(tmp_path: Path) -> None:
     run = ekiden.runtime.load_module(str(library(built({}), tmp_path)))["tvmgen_default_run"]
     x, y = ekiden.tensor(np.ones((8, 16), "float32")), ekiden.tensor(np.zeros((8, 8), "float32"))
     run(x, y)
@@ -134,7 +134,7 @@ def test_unknown_memory_planners_are_refused(option: str, value: object, text: s
         assert built(C).module.workspace == plain
 
 
-def test_a_library_says_its_memory(tmp_path: Path) -> None:
+def test_library_says_its_memory(tmp_path: Path) -> None:
     program = built(C)
     micro.export_model_library_format(program, tmp_path / "a.tar")
     result = mlf_extract_workspace_size_bytes(tmp_path / "a.tar")

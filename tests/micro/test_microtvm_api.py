@@ -33,7 +33,7 @@ def program() -> micro.MicroProgram:
     return built
 
 
-def test_a_project_of_the_platform_crt_runs_here_by_names(tmp_path: pathlib.Path) -> None:
+def test_project_of_the_platform_crt_runs_here_by_names(tmp_path: pathlib.Path) -> None:
     template = pathlib.Path(micro.get_microtvm_template_projects("crt"))
     options = {"verbose": False, "workspace_size_bytes": 1 << 20}
     project = micro.generate_project(template, program(), tmp_path / "project", options)
@@ -59,7 +59,7 @@ def test_a_project_of_the_platform_crt_runs_here_by_names(tmp_path: pathlib.Path
         assert session.run(one, two)[0].shape == (2, 3)
 
 
-def test_a_workspace_that_is_too_small_is_told(tmp_path: pathlib.Path) -> None:
+def test_too_small_workspace_is_an_error(tmp_path: pathlib.Path) -> None:
     x = relay.var("x", shape=(1, 64))
     w = relay.const(np.ones((64, 64), "float32"))
     body = relay.nn.dense(relay.nn.softmax(relay.nn.dense(x, w)), w)
@@ -83,7 +83,7 @@ def test_boards_have_the_targets_of_their_processors() -> None:
         tvm.target.micro("pdp11")
 
 
-def test_a_header_of_an_array_has_its_elements(tmp_path: pathlib.Path) -> None:
+def test_header_of_an_array_has_its_elements(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "extra.tar"
     with tarfile.open(path, "w") as archive:
         create_header_file("sample", np.array([[1, -2]], "int8"), "include", archive)

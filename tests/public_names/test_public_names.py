@@ -164,7 +164,7 @@ def _option_incompatibility(old: str, new: str) -> str:
         (" nargs=None", " nargs=None required", "it must be given"),
     ],
 )
-def test_a_signature_is_compatible_where_calls_of_the_old_one_still_work(
+def test_signature_is_compatible_where_calls_of_the_old_one_still_work(
     old: str, new: str, why: str
 ) -> None:
     assert incompatibility(old, new) == why

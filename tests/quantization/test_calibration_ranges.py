@@ -25,13 +25,13 @@ def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
 
 
 @pytest.mark.parametrize("name", RANGE_METHODS)
-def test_every_method_stays_within_what_was_seen(name: str) -> None:
+def test_ranges_stay_within_observed_values(name: str) -> None:
     values = RNG.standard_normal(100_000)
     low, high = RANGE_METHODS[name].find_range(histogram(values))
     assert values.min() <= low < -1.0 and 1.0 < high <= values.max() + 1e-9
 
 
-def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
+def test_outliers_are_clipped_if_error_drops() -> None:
     values = np.append(RNG.standard_normal(1_000_000), [60.0])
     seen = histogram(values)
     whole = error(values, RANGE_METHODS["minmax"].find_range(seen))

@@ -84,7 +84,7 @@ def theirs(model: onnx.ModelProto, data: Array, method: str, folder: Path) -> on
         pytest.param("cnn", [*METHODS], marks=pytest.mark.long),
     ],
 )
-def test_integers_lose_no_more_than_those_of_onnxruntime(
+def test_int8_accuracy_is_at_least_onnxruntimes(
     kind: str, methods: list[str], tmp_path: Path
 ) -> None:
     datasets = pytest.importorskip("sklearn.datasets", reason="needs the package scikit-learn")

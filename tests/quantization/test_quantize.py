@@ -123,7 +123,7 @@ def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
     assert signal_to_noise_db(wanted, result) > 20
 
 
-def test_the_plan_says_why() -> None:
+def test_quantization_plan_gives_reasons() -> None:
     result = ekiden.quantize(FLOATS, DATA, kind="weight", group=64, skip=("last",), least_snr=0.0)
     rows = {row.layer: (row.kind, row.reason) for row in result.plan.layers}
     assert rows == {
@@ -145,13 +145,13 @@ def test_the_plan_says_why() -> None:
     assert "<table" in result._repr_html_()
 
 
-def test_a_layer_that_errs_too_much_is_left_alone() -> None:
+def test_inaccurate_layer_stays_float() -> None:
     actual = ekiden.quantize(FLOATS, DATA, kind="weight", bits=4, least_snr=200.0)
     assert not actual.plan and {row.reason for row in actual.plan.layers} == {"below 200 dB"}
     assert np.array_equal(ekiden.compile(actual.model)(FRESH).numpy(), wanted())
 
 
-def test_a_layer_that_is_not_faster_is_left_alone() -> None:
+def test_layer_without_speedup_stays_float() -> None:
     result = ekiden.quantize(FLOATS, DATA, faster=True, gain=1e-9)
     for row in result.plan.layers:
         assert row.float_us is not None and row.quantised_us is not None
@@ -159,7 +159,7 @@ def test_a_layer_that_is_not_faster_is_left_alone() -> None:
     assert QuantPlan.from_json(result.plan.json()) == result.plan
 
 
-def test_a_whole_that_gains_too_little_is_left_alone() -> None:
+def test_model_without_speedup_stays_float() -> None:
     plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
     assert plan.with_model_times(13.0, 10.0)["a"].kind == "static"
     slow = plan.with_model_times(11.0, 10.0)
@@ -203,7 +203,7 @@ def test_layers_are_excluded_until_accuracy_budget_holds() -> None:
     assert np.abs(result - wanted()).max() <= loss / 2 + 1e-5
 
 
-def test_bias_correction_takes_the_mean_back() -> None:
+def test_bias_correction_removes_mean_error() -> None:
     """One scale for a weight with one large channel shifts the others; biases undo it."""
     weight, data = normal(4, 16), np.abs(normal(256, 16)) + 1.0
     weight[0] *= 40.0
@@ -319,7 +319,7 @@ def test_ignored_options_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_the_suffix_decides_what_is_written(tmp_path: Path) -> None:
+def test_suffix_decides_what_is_written(tmp_path: Path) -> None:
     onnx.save(FLOATS, tmp_path / "float.onnx")
     np.savez(tmp_path / "data.npz", x=DATA[:16])
     inputs = [str(tmp_path / "float.onnx"), "--calibrate", str(tmp_path / "data.npz")]

@@ -87,14 +87,14 @@ def dtypes(module: IRModule, name: str) -> list[str]:
         ({"calibrate_mode": "mse", "weight_scale": "max", "nbit_weight": 4}, 9.0),
     ],
 )  # fmt: skip
-def test_the_result_is_near_the_floats(config: dict[str, Any], least: float) -> None:
+def test_result_is_near_the_floats(config: dict[str, Any], least: float) -> None:
     result = quantised(MODULE, DATA, **config)
     actual = ekiden.compile(result)(DATA[0]["x"]).numpy()
     assert signal_to_noise_db(wanted(), actual) > least
     assert ("qnn.conv2d" in str(result)) == (not config.get("do_simulation", False))
 
 
-def test_what_is_skipped_stays_float() -> None:
+def test_skipped_layers_stay_float() -> None:
     for skipped, count in ((None, 3), ((0,), 2), ((0, 2), 1), ((0, 1, 2), 0)):
         result = quantised(MODULE, skip_conv_layers=skipped)
         assert len(dtypes(result, "qnn.conv2d")) == count
@@ -105,7 +105,7 @@ def test_what_is_skipped_stays_float() -> None:
     assert dtypes(alone, "qnn.conv2d") == [] and dtypes(alone, "qnn.dense") == ["int32"]
 
 
-def test_values_move_as_bytes_and_are_rounded_once() -> None:
+def test_data_movement_runs_in_int8() -> None:
     result = quantised(MODULE, skip_conv_layers=None)
     assert dtypes(result, "nn.max_pool2d") == ["int8"]
     text = str(result)
@@ -250,6 +250,6 @@ with relay.quantize.qconfig(skip_dense_layer=False):
 """
 
 
-def test_a_program_that_named_nothing_of_the_dialect_is_quantised() -> None:
+def test_program_without_qnn_is_quantised() -> None:
     """Rules load late: a program imported from ONNX stayed in floats without a word."""
     subprocess.run([sys.executable, "-c", FRESH_PROCESS], check=True)

@@ -79,7 +79,7 @@ def test_data_driven_rounding_reduces_the_output_error(
 @alike(6)
 @pytest.mark.parametrize("name", ["gptq", "learned"])
 @pytest.mark.parametrize("columns", [1, 5, 200])
-def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
+def test_rounded_columns_stay_in_range(name: str, columns: int) -> None:
     """A single draw may be worse than rounding each weight by itself: columns come in turn."""
     rng, before, after = np.random.default_rng(columns), 0.0, 0.0
     for _ in range(16):

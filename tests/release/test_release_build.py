@@ -66,7 +66,7 @@ def test_two_builds_are_equal_to_the_byte(release: Path, tmp_path: Path) -> None
     assert {name for name in again if again[name] != (release / name).read_bytes()} == set()
 
 
-def test_nothing_of_the_tree_is_missing_in_the_wheel(release: Path) -> None:
+def test_wheel_contains_the_whole_package(release: Path) -> None:
     names = set(zipfile.ZipFile(only(release, f"ekiden-*{platform.machine()}.whl")).namelist())
     tracked = subprocess.run(["git", "-C", str(ROOT), "ls-files", "src"], capture_output=True,
                              text=True, check=True).stdout.split()  # fmt: skip
@@ -76,7 +76,7 @@ def test_nothing_of_the_tree_is_missing_in_the_wheel(release: Path) -> None:
     assert {name for name in names if name.startswith("tests") or "/tests/" in name} == set()
 
 
-def test_the_small_wheel_runs_alone(release: Path, tmp_path: Path) -> None:
+def test_small_wheel_runs_alone(release: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env/bin/python"
     wheel = only(release, f"ekiden_runtime-*{platform.machine()}.whl")

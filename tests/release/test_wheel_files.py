@@ -72,7 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel_files.runtime_wheel(whole, folder)
 
 
-def test_the_runtime_wheel_has_what_its_table_says(small: Path) -> None:
+def test_runtime_wheel_has_what_its_table_says(small: Path) -> None:
     names = set(zipfile.ZipFile(small).namelist())
     assert "ekiden/runtime/vm.py" in names
     assert not {n for n in names if n.startswith(("ekiden/relay", "ekiden/tir", "tests"))}
@@ -80,13 +80,13 @@ def test_the_runtime_wheel_has_what_its_table_says(small: Path) -> None:
     assert small.name.startswith(f"ekiden_runtime-{ekiden.__version__}-")
 
 
-def test_an_entry_that_names_nothing_is_refused() -> None:
+def test_entry_that_names_nothing_is_refused() -> None:
     row = {"include": ["ekiden/runtime/", "ekiden/nothing.py"], "exclude": []}
     with pytest.raises(ValueError, match="the wheel has no 'ekiden/nothing.py'"):
         wheel_files.select_files(["ekiden/runtime/vm.py"], row)
 
 
-def test_the_runtime_wheel_says_what_it_needs(small: Path) -> None:
+def test_runtime_wheel_declares_dependencies(small: Path) -> None:
     with zipfile.ZipFile(small) as wheel:
         info = f"ekiden_runtime-{ekiden.__version__}.dist-info"
         about = BytesParser().parsebytes(wheel.read(f"{info}/METADATA"))
@@ -99,7 +99,7 @@ def test_the_runtime_wheel_says_what_it_needs(small: Path) -> None:
     assert len(record) == len(zipfile.ZipFile(small).namelist())
 
 
-def test_the_same_files_give_the_same_wheel(small: Path, tmp_path: Path) -> None:
+def test_same_files_give_the_same_wheel(small: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(small) as wheel:
         files = {name: wheel.read(name) for name in reversed(wheel.namelist())}
     info = f"ekiden_runtime-{ekiden.__version__}.dist-info"
@@ -121,7 +121,7 @@ def imports_of(name: str, text: str) -> set[str]:
     return {item for item in result if item.startswith("ekiden.")}
 
 
-def test_the_runtime_wheel_imports_nothing_that_is_not_in_it() -> None:
+def test_runtime_wheel_imports_nothing_that_is_not_in_it() -> None:
     files = tree()
     taken = wheel_files.select_files(files, wheel_files.runtime_package_table())
     modules = {as_module(n) for n in files if n.endswith(".py")}
@@ -167,7 +167,7 @@ except TypeError as error:
 """
 
 
-def test_the_runtime_wheel_runs_an_artifact_alone(small: Path, tmp_path: Path) -> None:
+def test_runtime_wheel_runs_an_artifact_alone(small: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     zipfile.ZipFile(small).extractall(root)
     numpy = Path(importlib.metadata.distribution("numpy").locate_file(""))
@@ -204,7 +204,7 @@ def test_entry_points_name_what_there_is() -> None:
         assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_the_installed_metadata_are_those_of_the_project() -> None:
+def test_installed_metadata_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = importlib.metadata.distribution("ekiden")
     assert installed.version == ekiden.__version__ == generate_sbom.package_version()
@@ -215,7 +215,7 @@ def test_the_installed_metadata_are_those_of_the_project() -> None:
     assert message == needed
 
 
-def test_the_bills_of_materials_name_every_need() -> None:
+def test_sbom_lists_every_dependency() -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())
     rows = {"ekiden": table["project"], "ekiden-runtime": table["tool"]["ekiden-runtime"]}
     for name, row in rows.items():
@@ -226,7 +226,7 @@ def test_the_bills_of_materials_name_every_need() -> None:
 
 
 @pytest.mark.parametrize("arch", build_wheels.PLATFORMS)
-def test_headers_of_one_processor_serve_all(arch: str, tmp_path: Path) -> None:
+def test_wheel_headers_are_architecture_independent(arch: str, tmp_path: Path) -> None:
     """As Debian has them: a file that includes that of the processor, and one of those."""
     headers = tmp_path / "include/python3.14"
     own = tmp_path / "include/x86_64-linux-gnu/python3.14"
@@ -240,7 +240,7 @@ def test_headers_of_one_processor_serve_all(arch: str, tmp_path: Path) -> None:
     assert "int found;" in done.stdout, done.stderr
 
 
-def test_the_bills_of_materials_have_version_and_licence_of_what_is_bundled() -> None:
+def test_sbom_has_versions_and_licenses_of_bundled_code() -> None:
     release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]["release"]

@@ -14,7 +14,7 @@ MAX_BYTES = 300_000
 """Of the table: it is read by people, and each change of a kernel is a version of it."""
 
 
-def test_the_table_is_written_as_it_was_read() -> None:
+def test_table_is_written_as_it_was_read() -> None:
     text = digests.FILE.read_text()
     assert digests.write(digests.read(text), recorder.TARGETS) == text
     assert len(text) < MAX_BYTES
@@ -38,7 +38,7 @@ def test_changes_name_items_and_targets() -> None:
     }  # fmt: skip
 
 
-def test_the_diff_of_a_kernel_is_printed_once_for_targets_on_which_it_is_the_same() -> None:
+def test_diff_of_a_kernel_is_printed_once_for_targets_on_which_it_is_the_same() -> None:
     old, new = {"add": "for i\n  a"}, {"add": "for i\n  b"}
     before = {"relay/p": {"vnni": old, "c": old, "cuda": {"add": "x"}}}
     after = {"relay/p": {"vnni": new, "c": new, "cuda": {"add": "x"}}}

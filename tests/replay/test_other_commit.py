@@ -8,7 +8,7 @@ from pathlib import Path
 from other_commit import ROOT, check_out, git
 
 
-def test_a_commit_whose_runtime_is_installed_imports_from_its_own_folder(tmp_path: Path) -> None:
+def test_commit_whose_runtime_is_installed_imports_from_its_own_folder(tmp_path: Path) -> None:
     checkout = check_out(git("rev-parse", "HEAD"), tmp_path / "tree")
     program = "import ekiden.runtime.binding._core as core; print(core.__file__)"
     ran = subprocess.run(

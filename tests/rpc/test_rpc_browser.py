@@ -58,7 +58,7 @@ def page(tmp_path: Path, model: str, proxy: rpc.Proxy, web_port: int) -> Iterato
         yield result
 
 
-def test_a_browser_is_a_device_of_the_command_line(
+def test_browser_is_a_device_of_the_command_line(
     page: Page, model: str, proxy: rpc.Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--remote", f"127.0.0.1:{proxy.port}", "--key", "browser"]

@@ -22,7 +22,7 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_a_server_of_the_command_line(tmp_path: Path) -> None:
+def test_server_of_the_command_line(tmp_path: Path) -> None:
     key = str(tmp_path / "rpc.key")
     assert main(["rpc", "keygen", key]) == 0
     command = [sys.executable, "-m", "ekiden", "rpc", "server", "--port", "0", "--key", "board"]

@@ -29,7 +29,7 @@ def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     program.terminate()
 
 
-def test_a_device_is_there_in_a_session(port: int, tmp_path: Path) -> None:
+def test_session_has_its_device(port: int, tmp_path: Path) -> None:
     """Its driver was opened before the last wall closed. A compiler of its driver's that starts
     other programs fails, and the error says why; one that does not, runs.
     """

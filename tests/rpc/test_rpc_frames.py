@@ -190,7 +190,7 @@ def drive(port: int, count: int, seed: int, said: Callable[[bytes], None]) -> No
         said(talk(port, first, *(mutate(rng, rng.choice(kinds)) for _ in range(5))))
 
 
-def test_a_server_lives_through_mutated_sessions(server: rpc.Server) -> None:
+def test_server_lives_through_mutated_sessions(server: rpc.Server) -> None:
     answers: list[bytes] = []
     drive(server.port, 40, 0, answers.append)
     assert any(a[4:5] == bytes([Kind.HELLO]) for a in answers)

@@ -32,7 +32,7 @@ def test_c_server_checks_keys_and_constructors(c_server: CServer) -> None:
         connect(c_server, session_constructor_args=args)
 
 
-def test_a_session_in_c_has_its_time(c_server: CServer, functions_library: Path) -> None:
+def test_session_in_c_has_its_time(c_server: CServer, functions_library: Path) -> None:
     with pytest.raises(rpc.RPCSessionTimeoutError):  # of a spin, or of what comes before it
         session = connect(c_server, session_timeout=0.5)
         session.upload(functions_library)
@@ -73,7 +73,7 @@ def test_client_side_objects_are_refused(c_server: CServer, functions_library: P
 @pytest.mark.skipif(
     bool(missing_sandbox_facilities()), reason=f"no sandbox: {missing_sandbox_facilities()}"
 )
-def test_a_module_in_c_is_held_to_its_folder(
+def test_c_module_cannot_leave_its_folder(
     c_server: CServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hostile")
@@ -122,7 +122,7 @@ TEST(crash, *(volatile int *)8)
 """
 
 
-def test_a_server_in_c_lives_through_mutated_sessions(c_server: CServer) -> None:
+def test_server_in_c_lives_through_mutated_sessions(c_server: CServer) -> None:
     answers: list[bytes] = []
     drive(c_server.port, 40, 1, answers.append)
     assert any(a[4:5] == bytes([Kind.HELLO]) for a in answers)

@@ -49,7 +49,7 @@ def test_operations_work_with_the_key(locked: rpc.Server, key: Path) -> None:
         assert len(session.download("x")) == 5 << 20
 
 
-def test_nothing_works_without_the_key(locked: rpc.Server, other_key: Path) -> None:
+def test_operations_fail_without_the_key(locked: rpc.Server, other_key: Path) -> None:
     for credentials in (None, other_key):
         with pytest.raises((rpc.RPCError, OSError)):
             rpc.connect("127.0.0.1", locked.port, credentials=credentials)
@@ -81,7 +81,7 @@ def says(stream: ssl.SSLSocket) -> bytes:
     return result[32:]
 
 
-def test_a_token_of_another_channel_is_worth_nothing(locked: rpc.Server, key: Path) -> None:
+def test_token_of_another_channel_is_refused(locked: rpc.Server, key: Path) -> None:
     secret = Key.read(key)
     first = connection(locked.port, secret)
     token = secret.channel_token(first, b"client")
@@ -92,7 +92,7 @@ def test_a_token_of_another_channel_is_worth_nothing(locked: rpc.Server, key: Pa
     second.close()
 
 
-def test_the_servers_own_token_is_worth_nothing(locked: rpc.Server, key: Path) -> None:
+def test_server_token_is_refused_from_clients(locked: rpc.Server, key: Path) -> None:
     stream = connection(locked.port, Key.read(key))
     stream.sendall(stream.recv(32))
     assert says(stream) == b""
@@ -262,7 +262,7 @@ def test_uploaded_module_is_sandboxed(hostile: rpc.Server, library: Path) -> Non
 
 
 @needs_sandbox
-def test_an_archive_is_loaded_where_nothing_may_be_written(
+def test_archive_is_loaded_where_nothing_may_be_written(
     hostile: rpc.Server, tmp_path: Path
 ) -> None:
     x = relay.var("x", shape=(3,))

@@ -32,7 +32,7 @@ from long_runs import share
         ekiden.cpu(3), ADT(7, (1, ADT(8, ()))), "x" * 100_000, list(range(1000)),
     ],
 )  # fmt: skip
-def test_values_cross_both_ways(remote: rpc.RPCSession, value: object) -> None:
+def test_values_round_trip_through_rpc(remote: rpc.RPCSession, value: object) -> None:
     result = function(remote, "echo")(value)
     assert result == value and type(result) is type(value)
 
@@ -87,7 +87,7 @@ def test_errors_keep_their_class_and_their_traceback(remote: rpc.RPCSession) -> 
         remote.get_function("there.is.none")
 
 
-def test_an_error_of_a_callback_comes_through(remote: rpc.RPCSession) -> None:
+def test_error_of_a_callback_comes_through(remote: rpc.RPCSession) -> None:
     def broken() -> None:
         raise ZeroDivisionError("here")
 
@@ -128,7 +128,7 @@ def test_remote_writes_are_visible(remote: rpc.RPCSession) -> None:
         there.copyfrom(ekiden.tensor(np.zeros(3, "float32")))
 
 
-def test_results_that_are_tensors_stay_there(remote: rpc.RPCSession) -> None:
+def test_remote_tensor_results_stay_remote(remote: rpc.RPCSession) -> None:
     zeros = function(remote, "zeros")(5)
     assert isinstance(zeros, rpc.RemoteTensor) and zeros.shape == (5,)
     assert function(remote, "total")(zeros) == 0
@@ -172,7 +172,7 @@ def test_session_files_upload_download_and_remove(remote: rpc.RPCSession, tmp_pa
         remote.upload(b"x")
 
 
-def test_a_file_is_there_when_all_of_it_is(remote: rpc.RPCSession, tmp_path: Path) -> None:
+def test_upload_is_atomic(remote: rpc.RPCSession, tmp_path: Path) -> None:
     """What is interrupted leaves what had the name before, and the session goes on."""
     remote.upload(b"before", "file")
 
@@ -210,7 +210,7 @@ def test_out_of_order_chunks_are_refused(
     assert remote.listdir() == ""
 
 
-def test_an_interrupt_while_something_runs_ends_the_session(remote: rpc.RPCSession) -> None:
+def test_interrupt_while_something_runs_ends_the_session(remote: rpc.RPCSession) -> None:
     """The answer that is under way is nobody's: it is not taken for that of the next request."""
     echo, stream = function(remote, "echo"), remote._endpoint.channel.stream
 
@@ -233,7 +233,7 @@ def test_an_interrupt_while_something_runs_ends_the_session(remote: rpc.RPCSessi
     stream.close()
 
 
-def test_memory_that_cannot_be_written_is_refused_first(remote: rpc.RPCSession) -> None:
+def test_read_only_buffer_is_refused_before_transfer(remote: rpc.RPCSession) -> None:
     remote.upload(b"hello", "file")
     with pytest.raises(ValueError, match="'file': memory that can be written expected"):
         remote.download("file", into=bytes(5))  # type: ignore[call-overload]
@@ -362,7 +362,7 @@ def test_dropped_proxies_release_remote_objects() -> None:
         remote._endpoint.request(3, min(handles), "x")
 
 
-def test_a_session_ends_with_the_last_of_its_things(server: rpc.Server) -> None:
+def test_session_ends_with_its_last_object(server: rpc.Server) -> None:
     session = rpc.connect("127.0.0.1", server.port, "board")
     echo, endpoint = function(session, "echo"), session._endpoint
     channel = endpoint.channel
@@ -443,7 +443,7 @@ def test_multiple_hops(server: rpc.Server) -> None:
     middle.terminate()
 
 
-def test_a_server_ends_with_its_sessions() -> None:
+def test_server_ends_with_its_sessions() -> None:
     server = rpc.Server(port=0)
     session = rpc.connect("127.0.0.1", server.port)
     echo = function(session, "echo")
@@ -455,7 +455,7 @@ def test_a_server_ends_with_its_sessions() -> None:
         rpc.connect("127.0.0.1", server.port)
 
 
-def test_a_server_that_is_killed_takes_its_sessions_with_it() -> None:
+def test_server_that_is_killed_takes_its_sessions_with_it() -> None:
     server = rpc.Server(port=0)
     session = rpc.connect("127.0.0.1", server.port)
     echo = function(session, "echo")
@@ -467,7 +467,7 @@ def test_a_server_that_is_killed_takes_its_sessions_with_it() -> None:
             time.sleep(0.02)
 
 
-def test_a_callback_of_the_server_prepares_it() -> None:
+def test_callback_of_the_server_prepares_it() -> None:
     def prepare() -> None:
         ekiden.register_func("tests.rpc.prepared", lambda: "yes", override=True)
 
@@ -477,7 +477,7 @@ def test_a_callback_of_the_server_prepares_it() -> None:
     assert ekiden.get_global_func("tests.rpc.prepared", True) is None
 
 
-def test_others_may_not_connect_without_a_key() -> None:
+def test_remote_hosts_need_a_key() -> None:
     for host in ("0.0.0.0", "", "::"):
         with pytest.raises(InputError, match="without a key only this machine"):
             rpc.Server(host, port=0)
@@ -496,12 +496,12 @@ def test_occupied_port_is_refused() -> None:
             rpc.Server(port=port, port_end=port + 1)
 
 
-def test_a_port_that_cannot_be_is_an_error_of_sessions() -> None:
+def test_port_that_cannot_be_is_an_error_of_sessions() -> None:
     with pytest.raises(rpc.RPCError, match="connect to 127.0.0.1:70000"):
         rpc.connect("127.0.0.1", 70000)
 
 
-def test_a_server_goes_on_where_a_session_cannot_begin(
+def test_server_goes_on_where_a_session_cannot_begin(
     tmp_path: Path, functions_library: Path
 ) -> None:
     """Its library is not there at first."""
@@ -520,7 +520,7 @@ def test_a_server_goes_on_where_a_session_cannot_begin(
     server.terminate()
 
 
-def test_a_graph_is_created_in_a_session(remote: rpc.RPCSession, tmp_path: Path) -> None:
+def test_graph_is_created_in_a_session(remote: rpc.RPCSession, tmp_path: Path) -> None:
     """The oldest of TVM's ways: the text of the graph stays here, the kernels are there."""
     x, w = relay.var("x", shape=(2, 3)), relay.var("w", shape=(4, 3))
     weight = np.arange(12, dtype="float32").reshape(4, 3)

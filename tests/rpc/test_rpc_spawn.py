@@ -76,7 +76,7 @@ def test_functions_are_serialized_by_value() -> None:
     assert done.stdout == b"all\n", done.stderr.decode()
 
 
-def test_functions_of_a_module_share_their_globals_there() -> None:
+def test_serialized_functions_share_module_globals() -> None:
     first, second = (
         deserialize_function(serialize_function("test", f)) for f in (scaled, factorial)
     )
@@ -123,7 +123,7 @@ tracker.terminate()
 """
 
 
-def test_a_program_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
+def test_program_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     """And may have threads: nothing of it is forked."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-W", "error", "program.py"]
@@ -131,7 +131,7 @@ def test_a_program_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     assert done.stdout.split() == ["begins", "42"], done.stderr
 
 
-def test_a_server_and_its_sessions_are_no_forks() -> None:
+def test_server_and_its_sessions_are_no_forks() -> None:
     """Their command is an interpreter's, not this program's, and no module of it is theirs."""
     server = rpc.Server(port=0)
     with rpc.connect("127.0.0.1", server.port) as session:

@@ -34,7 +34,7 @@ def left(base: Path) -> Path:
     return Path(folder.path)
 
 
-def test_a_folder_without_a_lock_is_removed_and_one_in_use_stays(base: Path) -> None:
+def test_folder_without_a_lock_is_removed_and_one_in_use_stays(base: Path) -> None:
     stale, used = left(base), SessionFolder.create()
     other = base / "other"
     other.mkdir()
@@ -53,7 +53,7 @@ def test_a_folder_without_a_lock_is_removed_and_one_in_use_stays(base: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["server", "c"])
-def test_a_server_removes_what_a_killed_one_left(
+def test_server_removes_what_a_killed_one_left(
     kind: str, base: Path, request: pytest.FixtureRequest
 ) -> None:
     stale, used = left(base), SessionFolder.create()
@@ -71,7 +71,7 @@ def test_a_server_removes_what_a_killed_one_left(
         used.remove()
 
 
-def test_a_killed_server_leaves_folders_until_the_next(base: Path, program: Path) -> None:
+def test_killed_server_leaves_folders_until_the_next(base: Path, program: Path) -> None:
     first = CServer(program)
     with rpc.connect("127.0.0.1", first.port, "board"):
         first.terminate()  # by SIGKILL

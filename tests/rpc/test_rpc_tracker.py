@@ -68,14 +68,14 @@ def test_devices_register_and_leave(
     until(client, lambda s: not s["server_info"])
 
 
-def test_a_device_that_moved_is_where_it_is_now(client: rpc.TrackerSession) -> None:
+def test_moved_device_is_found_at_new_address(client: rpc.TrackerSession) -> None:
     for port in (1, 2, 2):
         client._send_request(Kind.PUT, "board", "elsewhere", port, "match")
     assert [item["addr"] for item in client.summary()["server_info"]] == [["elsewhere", 2]]
     assert free(1)(client.summary())
 
 
-def test_a_request_waits_and_the_highest_priority_is_first(
+def test_waiting_requests_are_served_by_priority(
     tracker: rpc.Tracker, client: rpc.TrackerSession
 ) -> None:
     order: list[int] = []
@@ -99,7 +99,7 @@ def test_a_request_waits_and_the_highest_priority_is_first(
     server.terminate()
 
 
-def test_a_client_that_dies_waits_no_more(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+def test_dead_client_leaves_the_queue(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
     pid = os.fork()
     if pid == 0:
         try:
@@ -112,9 +112,7 @@ def test_a_client_that_dies_waits_no_more(tracker: rpc.Tracker, client: rpc.Trac
     until(client, lambda s: not s["queue_info"])  # nobody has put such a device
 
 
-def test_a_device_that_nobody_came_to_is_given_away_again(
-    tracker: rpc.Tracker, client: rpc.TrackerSession
-) -> None:
+def test_unclaimed_device_is_reassigned(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
     server = device(tracker)
     until(client, free(1))
     client._send_request(Kind.REQUEST, "board", 1)
@@ -124,7 +122,7 @@ def test_a_device_that_nobody_came_to_is_given_away_again(
     server.terminate()
 
 
-def test_a_device_that_died_is_replaced(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
+def test_device_that_died_is_replaced(tracker: rpc.Tracker, client: rpc.TrackerSession) -> None:
     """One that cannot be reached is passed over; one that dies meanwhile is run on another."""
     bad = device(tracker, custom_addr="127.0.0.9")
     until(client, free(1))
@@ -142,7 +140,7 @@ def test_a_device_that_died_is_replaced(tracker: rpc.Tracker, client: rpc.Tracke
     bad.terminate()
 
 
-def test_servers_put_themselves_again_where_a_tracker_begins_anew() -> None:
+def test_servers_reregister_after_tracker_restart() -> None:
     tracker = rpc.Tracker(port=0)
     port = tracker.port
     server = device(tracker)
@@ -188,7 +186,7 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
     proxy.terminate()
 
 
-def test_a_client_that_was_heard_keeps_its_server_from_being_idle() -> None:
+def test_accepted_client_resets_idle_timer() -> None:
     door = HandshakeServer(None)
     hello = (PROTOCOL_MAGIC, PROTOCOL_VERSION, MAX_HELLO_BYTES, 0, "far", ())
     with (

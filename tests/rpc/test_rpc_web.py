@@ -48,13 +48,13 @@ def test_page_with_invalid_messages_is_dropped(proxy: rpc.Proxy, web_port: int) 
                     page.recv(timeout=10)
 
 
-def test_a_proxy_with_a_key_takes_no_pages(tmp_path: Path) -> None:
+def test_proxy_with_a_key_takes_no_pages(tmp_path: Path) -> None:
     with pytest.raises(ekiden.InputError, match="a page has no key"):
         rpc.Proxy(port=0, web_port=9300, credentials=tmp_path / "key")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_a_page_runs_what_native_code_does(
+def test_wasm_page_matches_native(
     tmp_path: Path, proxy: rpc.Proxy, web_port: int, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")

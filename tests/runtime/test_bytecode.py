@@ -223,7 +223,7 @@ def test_writing_is_deterministic() -> None:
     assert write({**forward}) == write({**backward})
 
 
-def test_the_runtime_reads_what_was_written() -> None:
+def test_runtime_reads_what_was_written() -> None:
     metadata: dict[str, object] = {"producer": "ekiden 駅伝", "target": "llvm"}
     data = write(metadata)
     executable = Executable.from_bytes(data)
@@ -252,7 +252,7 @@ def test_strings_are_no_constants() -> None:
         write_executable([CHOOSE], [np.array(["a"])], [], b"", {})
 
 
-def test_a_saved_file_loads(tmp_path: Path) -> None:
+def test_saved_file_loads(tmp_path: Path) -> None:
     path = tmp_path / "model.eki"
     path.write_bytes(write())
     assert Executable.load(str(path)).to_bytes() == write()

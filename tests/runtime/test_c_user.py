@@ -40,14 +40,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_c_program_runs_an_artifact(program: Path, artifact: Path) -> None:
+def test_c_program_runs_an_artifact(program: Path, artifact: Path) -> None:
     done = subprocess.run([program, artifact, "2", "3"], capture_output=True, text=True, check=True)
     assert done.stdout == "shape 2 3\nfirst 1 1 1 1 1 1\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["eki", "so"])
-def test_a_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix: str) -> None:
+def test_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix: str) -> None:
     x = relay.var("x", shape=(2, 3))
     both = relay.Tuple([relay.exp(x), x])
     half = relay.If(relay.const(True), relay.TupleGetItem(both, 1) / relay.const(2.0), x)
@@ -58,7 +58,7 @@ def test_a_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix
     assert done.stdout == "shape 2 3\nfirst 0.5 0.5 0.5 0.5 0.5 0.5\n"
 
 
-def test_a_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Path) -> None:
+def test_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Path) -> None:
     broken = artifact.with_name("broken.eki")
     broken.write_bytes(artifact.read_bytes()[:-1])
     done = subprocess.run([program, broken], capture_output=True, text=True, check=False)
@@ -66,7 +66,7 @@ def test_a_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Pa
     assert done.stderr.startswith(f"LoadError: load '{broken}': header: ")
 
 
-def test_the_runtime_depends_on_libc_and_threads_alone() -> None:
+def test_runtime_depends_on_libc_and_threads_alone() -> None:
     readelf = shutil.which("readelf")
     if readelf is None:
         pytest.skip("needs readelf: install binutils")
@@ -77,7 +77,7 @@ def test_the_runtime_depends_on_libc_and_threads_alone() -> None:
 
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="needs strip, as builds of wheels do")
-def test_the_runtime_stays_small(tmp_path: Path) -> None:
+def test_runtime_stays_small(tmp_path: Path) -> None:
     """256 KB: it was 199,500 bytes before it checked arguments against types and had limits."""
     stripped = tmp_path / "stripped.so"
     subprocess.run(["strip", "-o", stripped, runtime.library_path()], check=True)

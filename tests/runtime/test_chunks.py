@@ -86,7 +86,7 @@ def test_each_way_to_write_gives_the_same_file() -> None:
     assert bytes(artifact_bytes(loaded)) == whole == loaded.to_bytes()
 
 
-def test_a_file_of_no_sections_and_of_empty_ones() -> None:
+def test_file_of_no_sections_and_of_empty_ones() -> None:
     one = [SectionSource(Section.METADATA, lambda at: [b""])]
     two = [SectionSource(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
     for parts in ([], one, two):
@@ -94,7 +94,7 @@ def test_a_file_of_no_sections_and_of_empty_ones() -> None:
         assert written(result.write) == bytes(result.to_bytes()) == written(result.write_seekable)
 
 
-def test_what_an_executable_s_file_is_stays_when_the_executable_goes() -> None:
+def test_executable_file_chunks_outlive_the_executable() -> None:
     loaded = Executable.from_bytes(assembly().to_bytes())
     view = artifact_bytes(loaded)
     expected = loaded.to_bytes()
@@ -102,7 +102,7 @@ def test_what_an_executable_s_file_is_stays_when_the_executable_goes() -> None:
     assert bytes(view) == expected and view.readonly
 
 
-def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+def test_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     result = assembly()
 
     class Full(io.BytesIO):
@@ -120,7 +120,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_in_mapped_files_go_from_memory(
+def test_written_mapped_chunks_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "weights").write_bytes(bytes(4 << 20))

@@ -32,7 +32,7 @@ def all_codes(name: str, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_an_array_is_shared(name: str) -> None:
+def test_array_is_shared(name: str) -> None:
     array = np.zeros((3, 4), numpy_dtype(name))
     for tensor in (runtime.tensor(array), runtime.from_dlpack(array)):
         assert (tensor.dtype, tensor.nbytes) == (name, array.nbytes)
@@ -51,7 +51,7 @@ def test_numpy_takes_its_own_types_through_dlpack(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("count", [0, 1, 3, 64, 65])
-def test_elements_of_less_than_a_byte_are_packed(name: str, count: int) -> None:
+def test_sub_byte_elements_are_packed(name: str, count: int) -> None:
     array = all_codes(name, count)
     bits = runtime.DataType(name).bits
     tensor = runtime.tensor(array)
@@ -71,12 +71,12 @@ def test_packed_elements_lie_low_bits_first() -> None:
     np.testing.assert_array_equal(bytes_, [0x21, 0x43, 0x05])
 
 
-def test_a_call_refuses_what_it_would_have_to_pack() -> None:
+def test_call_refuses_unpacked_sub_byte_arrays() -> None:
     with pytest.raises(ValueError, match=r"an array of int4 must be packed, which tensor\(\) does"):
         runtime.convert(lambda x: x)(np.zeros(3, ml_dtypes.int4))  # type: ignore[operator]
 
 
-def test_a_dtype_is_a_value() -> None:
+def test_dtype_is_a_value() -> None:
     dtype = runtime.DataType("bfloat16")
     assert (dtype.type_code, dtype.bits, dtype.lanes, dtype.itemsize) == (4, 16, 1, 2)
     vector = runtime.DataType("int8x4")
@@ -189,7 +189,7 @@ def test_from_dlpack_copies_when_asked() -> None:
         runtime.from_dlpack(array, device=runtime.device("cuda"), copy=False)
 
 
-def test_a_copy_through_dlpack_says_so() -> None:
+def test_copy_through_dlpack_says_so() -> None:
     tensor = runtime.tensor(np.arange(3.0))
     array = np.from_dlpack(tensor, copy=True)
     array[0] = 7

@@ -28,7 +28,7 @@ def hello(file: Writer) -> None:
     file.write(b"hello")
 
 
-def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
+def test_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
     real, link = tmp_path / "there" / "real", tmp_path / "link"
     real.parent.mkdir()
     real.write_bytes(b"before")
@@ -38,14 +38,14 @@ def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
     assert [p.name for p in real.parent.iterdir()] == ["real"]
 
 
-def test_a_link_to_nothing_gets_its_file(tmp_path: Path) -> None:
+def test_link_to_nothing_gets_its_file(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "new")
     write_atomic(link, hello)
     assert link.is_symlink() and (tmp_path / "new").read_bytes() == b"hello"
 
 
-def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+def test_pipe_is_written_to(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result: list[bytes] = []
@@ -57,7 +57,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert result == [data] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
-def test_an_array_goes_through_a_pipe(tmp_path: Path) -> None:
+def test_array_goes_through_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result: list[bytes] = []
@@ -68,7 +68,7 @@ def test_an_array_goes_through_a_pipe(tmp_path: Path) -> None:
     assert np.load(io.BytesIO(result[0])).tolist() == [0, 1, 2, 3]
 
 
-def test_a_device_stays_a_device(tmp_path: Path) -> None:
+def test_device_stays_a_device(tmp_path: Path) -> None:
     link = tmp_path / "full"  # so that a wrong writer replaces the link, not the device
     link.symlink_to("/dev/full")
     with pytest.raises(OSError) as caught:
@@ -78,7 +78,7 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [link]
 
 
-def test_a_name_of_many_bytes_is_written(tmp_path: Path) -> None:
+def test_name_of_many_bytes_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("名" * 85)  # 255 bytes, as many as most systems take
     write_atomic(path, hello)
     assert path.read_bytes() == b"hello"
@@ -91,7 +91,7 @@ def test_replaced_file_keeps_permissions(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_program_may_be_executed_by_who_may_read_it(tmp_path: Path) -> None:
+def test_program_may_be_executed_by_who_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     write_atomic(path, hello, is_program=True)
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -162,7 +162,7 @@ def _save_params(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [_save_params])
-def test_what_fails_leaves_the_file_as_it_was(
+def test_failed_write_leaves_the_file_unchanged(
     fails: Callable[[Path], None], tmp_path: Path
 ) -> None:
     path = tmp_path / "weights.safetensors"

@@ -70,7 +70,7 @@ def test_arrays_are_shared_not_copied() -> None:
     np.testing.assert_array_equal(array, 2)
 
 
-def test_an_object_comes_back_as_the_same_object() -> None:
+def test_object_comes_back_as_the_same_object() -> None:
     tensor = runtime.empty((2,))
     back = echo(tensor)
     assert back == tensor
@@ -122,7 +122,7 @@ class OwnError(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError("no"), KeyError("key"), OwnError("mine"), LoadError("x"), SystemExit(3)]
 )
-def test_an_exception_crosses_with_its_traceback(error: BaseException) -> None:
+def test_exception_crosses_with_its_traceback(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -133,7 +133,7 @@ def test_an_exception_crosses_with_its_traceback(error: BaseException) -> None:
     assert "raise error" in "".join(traceback.format_exception(caught.value))
 
 
-def test_an_error_of_c_becomes_the_class_of_its_kind() -> None:
+def test_error_of_c_becomes_the_class_of_its_kind() -> None:
     with pytest.raises(TypeError, match=r"ek\.runtime\.num_threads: expected one int"):
         runtime.get_global_func("ek.runtime.num_threads")("two")
 
@@ -155,12 +155,12 @@ def test_errors_leave_nothing_behind() -> None:
     assert error_gone[0]() is None
 
 
-def test_a_callback_that_gives_no_value_is_an_error() -> None:
+def test_callback_that_gives_no_value_is_an_error() -> None:
     with pytest.raises(TypeError, match="expected None, a bool"):
         runtime.convert_to_function(lambda: object())()
 
 
-def test_a_callable_dies_with_its_function() -> None:
+def test_callable_dies_with_its_function() -> None:
     class Callable_:
         def __call__(self) -> int:
             return 1

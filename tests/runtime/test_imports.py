@@ -24,7 +24,7 @@ def modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
+def test_runtime_imports_neither_compiler_nor_formats() -> None:
     loaded = modules_after("import ekiden.runtime")
     assert "ekiden.runtime.binding._core" in loaded
     assert not loaded & {f"ekiden.{folder}" for folder in COMPILER}
@@ -32,7 +32,7 @@ def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
 
 
 @pytest.mark.slow
-def test_the_runtime_adds_little_to_numpy() -> None:
+def test_runtime_imports_few_modules_beside_numpy() -> None:
     """What it imports beyond NumPy and ml_dtypes is its own and small parts of the library."""
     base = modules_after("import numpy, ml_dtypes")
     added = modules_after("import ekiden.runtime") - base

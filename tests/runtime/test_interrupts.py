@@ -73,7 +73,7 @@ def signal_during() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_a_signal_ends_a_run_that_loops(executor: str) -> None:
+def test_signal_ends_a_run_that_loops(executor: str) -> None:
     exe = ekiden.compile(relay.parse(LOOP), executor=executor)
     assert count_down(exe, 3) == 0
     with pytest.raises(Interrupted), signal_during() as begin:
@@ -83,7 +83,7 @@ def test_a_signal_ends_a_run_that_loops(executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["vm", "async"])
-def test_a_signal_ends_hostile_bytecode(executor: str) -> None:
+def test_signal_ends_hostile_bytecode(executor: str) -> None:
     code = (make_instruction("LoadConsti", dst=0, value=1), make_instruction("Goto", offset=-1))
     data = write_executable([VMFunction("main", (), 1, code)], [], [], b"", {})
     machine = runtime.VirtualMachine(runtime.Executable.from_bytes(data), executor)
@@ -93,7 +93,7 @@ def test_a_signal_ends_hostile_bytecode(executor: str) -> None:
             machine.invoke("main")
 
 
-def test_a_signal_ends_a_run_under_a_limit() -> None:
+def test_signal_ends_a_run_under_a_limit() -> None:
     exe = ekiden.compile(relay.parse(LOOP))
     exe(np.int64(3), timeout=10_000)  # imports what limited runs need: the signal meets the run
     with pytest.raises(Interrupted), signal_during() as begin:
@@ -102,7 +102,7 @@ def test_a_signal_ends_a_run_under_a_limit() -> None:
     assert count_down(exe, 50) == 0
 
 
-def test_a_handler_that_returns_lets_the_run_go_on() -> None:
+def test_run_continues_after_signal_handler_returns() -> None:
     exe = ekiden.compile(relay.parse(LOOP))
     calls: list[int] = []
     handler = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append(number))
@@ -116,7 +116,7 @@ def test_a_handler_that_returns_lets_the_run_go_on() -> None:
     assert calls == [signal.SIGUSR2]
 
 
-def test_a_signal_ends_no_run_of_another_thread() -> None:
+def test_signal_does_not_end_other_threads_runs() -> None:
     """Handlers are the main thread's; a limit ends what another one runs."""
     exe = ekiden.compile(relay.parse(LOOP))
     errors: list[str] = []

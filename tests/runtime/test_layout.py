@@ -30,7 +30,7 @@ def test_generated_files_are_up_to_date(script: str) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_tensor_of_this_process_lies_as_the_layout_says() -> None:
+def test_tensor_of_this_process_lies_as_the_layout_says() -> None:
     """Read by address what a capsule of DLPack points to."""
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     capsule = runtime.tensor(array).__dlpack__()

@@ -87,14 +87,14 @@ def test_values_compare_and_hash_alike(both: list[Any]) -> None:
     assert alike(both, lambda cls: len(set(map(hash, pairs[cls]))))
 
 
-def test_values_are_shown_copied_and_changed_alike(both: list[Any]) -> None:
+def test_repr_copy_and_replace_match_dataclasses(both: list[Any]) -> None:
     assert alike(both, lambda cls: repr(cls(name="a")).partition(" at 0x")[0])
     assert alike(both, lambda cls: values(dataclasses.replace(cls(name="a"), size=9)))
     assert alike(both, lambda cls: setattr(cls(name="a"), "size", 9))
     assert alike(both, lambda cls: delattr(cls(name="a"), "size"))
 
 
-def test_each_value_has_what_a_factory_makes(both: list[Any]) -> None:
+def test_default_factories_run_per_instance(both: list[Any]) -> None:
     for cls in both:
         assert cls(name="a").parts is not cls(name="a").parts
 
@@ -148,7 +148,7 @@ def test_assigning_to_a_frozen_value_names_the_field() -> None:
         Point(1.0).x = 2.0  # type: ignore[misc]
 
 
-def test_a_default_before_a_field_without_one_is_refused() -> None:
+def test_default_before_a_field_without_one_is_refused() -> None:
     @dataclass
     class Wrong:
         x: int = 1
@@ -158,7 +158,7 @@ def test_a_default_before_a_field_without_one_is_refused() -> None:
         Wrong(1, 2)
 
 
-def test_threads_that_meet_at_the_first_use_all_get_values() -> None:
+def test_concurrent_first_use_is_safe() -> None:
     for _ in range(50):
         cls = row(dataclass, {"frozen": True, "slots": True})
         gate, found = threading.Barrier(4), []
@@ -195,7 +195,7 @@ def test_python_derives_its_own_dataclasses_from_ours() -> None:
     assert Derived("a").last == 9 and Derived("a", 1, [2], last=3).parts == [2]
 
 
-def test_a_default_that_instances_would_share_is_refused() -> None:
+def test_default_that_instances_would_share_is_refused() -> None:
     @dataclass(frozen=True, slots=True)
     class Wrong:
         tags: list[str] = []  # noqa: RUF012
@@ -204,7 +204,7 @@ def test_a_default_that_instances_would_share_is_refused() -> None:
         Wrong()
 
 
-def test_a_field_may_have_a_default_of_a_base_that_is_no_dataclass() -> None:
+def test_field_may_have_a_default_of_a_base_that_is_no_dataclass() -> None:
     class Base:
         size = 5
 

@@ -139,7 +139,7 @@ def test_deep_metadata_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
-def test_an_executable_of_a_module_is_read_as_one_of_a_file(tmp_path: Path) -> None:
+def test_module_and_file_executables_have_equal_metadata(tmp_path: Path) -> None:
     (tmp_path / "model.eki").write_bytes(small(b'{"executor": 1}'))
     actual = ekiden.runtime.load_module(str(tmp_path / "model.eki"))["get_executable"]()
     expected = "load executable: METADATA: executor: one of 'aot', 'async', 'vm' expected, got 1"

@@ -66,12 +66,12 @@ def test_functions_of_a_library(library: Path) -> None:
         module["missing"]
 
 
-def test_a_function_keeps_its_library(library: Path) -> None:
+def test_function_keeps_its_library(library: Path) -> None:
     function = runtime.load_module(str(library))["add_one"]
     assert function(1) == 2
 
 
-def test_an_error_of_unknown_kind_keeps_its_name(library: Path) -> None:
+def test_error_of_unknown_kind_keeps_its_name(library: Path) -> None:
     with pytest.raises(runtime.errors.RunError, match="^StrangeError: nobody knows 42$"):
         runtime.load_module(library)["fail"]()
 

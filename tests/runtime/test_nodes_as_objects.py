@@ -37,7 +37,7 @@ json: long, equal
 """
 
 
-def test_a_c_program_rebuilds_a_function(tmp_path: Path) -> None:
+def test_c_program_rebuilds_a_function(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     include = Path(sysconfig.get_path("include"))
     folder, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
@@ -70,7 +70,7 @@ def through(value: object) -> object:
     return runtime.convert(lambda it: it)(value)
 
 
-def test_a_node_comes_back_as_itself() -> None:
+def test_node_comes_back_as_itself() -> None:
     x = relay.var("x", shape=(2, 3))
     module = IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
     for item in (x, module, module["main"], tir.Add(tir.Var("i"), 1), relay.TensorType((2,))):
@@ -86,7 +86,7 @@ def test_every_class_of_nodes_is_a_type_with_its_fields() -> None:
     assert not runtime.is_defined("ir.RelayExpr"), "an abstract class makes no objects"
 
 
-def test_a_node_is_made_by_type_key_and_fields() -> None:
+def test_node_is_made_by_type_key_and_fields() -> None:
     x = runtime.make_node("relay.Var", name_hint="x", type_annotation=relay.TensorType((2,)))
     assert isinstance(x, relay.Var) and x.name_hint == "x"
     call = runtime.make_node("relay.Call", op=relay.op.op.get("exp"), args=[x])
@@ -124,7 +124,7 @@ def test_variables_are_distinct_map_keys() -> None:
     assert len(back) == 2
 
 
-def test_a_handle_keeps_its_node_and_dies_with_its_last_holder() -> None:
+def test_handle_lifetime_follows_its_references() -> None:
     kept: list[object] = []
     hold = runtime.convert(lambda it: kept.append(runtime.convert(lambda: it)))
     x = relay.var("x")
@@ -138,7 +138,7 @@ def test_a_handle_keeps_its_node_and_dies_with_its_last_holder() -> None:
     assert gone() is None
 
 
-def test_threads_hand_one_node_around() -> None:
+def test_nodes_are_shared_between_threads() -> None:
     x = relay.var("x")
     wrong: list[object] = []
 

@@ -43,7 +43,7 @@ def test_parents_and_prefixes() -> None:
     assert isinstance(path, object_path.ArrayIndexPath)
 
 
-def test_the_first_difference_has_a_path_on_either_side() -> None:
+def test_first_difference_has_a_path_on_either_side() -> None:
     assert get_first_structural_mismatch([1, 2, 3], [1, 4]) == (
         ROOT.array_index(1),
         ROOT.array_index(1),

@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> runtime.Module:
     return runtime.load_module(output)
 
 
-def test_a_type_of_cpp_is_used_by_the_names_of_its_fields(tmp_path: Path) -> None:
+def test_type_of_cpp_is_used_by_the_names_of_its_fields(tmp_path: Path) -> None:
     """Created, printed, changed, passed to a C++ function and saved, with no Python for it."""
     my_expr = runtime.object_class("kinds.MyExpr")
     expr = my_expr(value=3)
@@ -93,7 +93,7 @@ def test_objects_compare_by_meaning() -> None:
     assert runtime.structural_equal([1, {"a": tree(2)}], [1, {"a": tree(2)}])
 
 
-def test_a_python_class_for_a_type_of_cpp() -> None:
+def test_python_class_for_a_type_of_cpp() -> None:
     before = runtime.object_class("kinds.Named")
     try:
 
@@ -131,7 +131,7 @@ class Point3(Point):
     z: int = 7
 
 
-def test_a_type_defined_in_python() -> None:
+def test_type_defined_in_python() -> None:
     point = Point(1, tags=["a", "b"])
     assert (point.x, point.y, point.tags, point.anything) == (1.0, 0.5, ["a", "b"], None)
     point.anything = point3 = Point3(1.0, 2.0, [], None, 3)
@@ -216,7 +216,7 @@ def test_malformed_json_is_refused(text: str) -> None:
         runtime.load_json(text)
 
 
-def test_a_chain_of_objects_is_as_long_as_memory() -> None:
+def test_long_object_chains_are_supported() -> None:
     head = None
     for i in range(20_000):
         head = runtime.make_node("kinds.Named", value=i, name="n", next=head)
@@ -266,5 +266,5 @@ def test_register_object_checks_the_class() -> None:
         runtime.Object()
 
 
-def test_a_module_that_was_never_made_is_shown() -> None:
+def test_uninitialized_module_has_a_repr() -> None:
     assert repr(runtime.Module.__new__(runtime.Module)) == "<Module, not initialised>"

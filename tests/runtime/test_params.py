@@ -41,7 +41,7 @@ def test_every_dtype_of_the_format(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", "float32 int8 uint64 bool float16 float64 complex64".split())
-def test_the_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> None:
+def test_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> None:
     arrays = {"a": array_of(name), "b/c": array_of(name, (0, 2)), "scalar": array_of(name, ())}
     runtime.save_params(tmp_path / "ours.safetensors", arrays, {"made by": "a test"})
     reference = numpy_face.load_file(tmp_path / "ours.safetensors")
@@ -52,7 +52,7 @@ def test_the_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> N
         assert reference[key].shape == result[key].shape == array.shape
 
 
-def test_the_package_reads_all_our_dtypes(tmp_path: Path) -> None:
+def test_package_reads_all_our_dtypes(tmp_path: Path) -> None:
     arrays = {name: array_of(name, (4, 4)) for name in SAFETENSORS_DTYPES}
     data = runtime.save_param_dict(arrays)
     read = dict(safetensors.deserialize(bytes(data)))
@@ -78,7 +78,7 @@ def test_loading_maps_the_file(tmp_path: Path) -> None:
     assert runtime.load_param_dict(before)["x"].readonly
 
 
-def test_elements_begin_where_vectors_like_it() -> None:
+def test_params_are_vector_aligned() -> None:
     arrays = {"a": np.zeros(3, "int8"), "b": np.zeros(3), "c": np.zeros(2)}
     data = runtime.save_param_dict(arrays)
     size = int.from_bytes(data[:8], "little")

@@ -61,7 +61,7 @@ def test_hostile_bytecode_is_stopped_by_time(executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_a_run_with_a_timeout(executor: str) -> None:
+def test_run_with_a_timeout(executor: str) -> None:
     exe = ekiden.compile(relay.parse(LOOP), executor=executor)
     message = (
         "^run: its limit of 0.05 s is reached, in '(loop|main)'$"  # where a busy machine stopped
@@ -73,7 +73,7 @@ def test_a_run_with_a_timeout(executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
-def test_the_same_number_of_steps_whatever_runs_them(executor: str) -> None:
+def test_step_counts_are_equal_across_executors(executor: str) -> None:
     """The least limit that lets a program end is one and the same."""
     exe = ekiden.compile(relay.parse(LOOP), executor=executor)
     machine = runtime.VirtualMachine(exe.raw, "async" if executor == "async" else "vm")
@@ -92,14 +92,14 @@ def test_the_same_number_of_steps_whatever_runs_them(executor: str) -> None:
     machine.invoke("main", np.array(10_000))
 
 
-def test_a_machine_with_the_face_of_tvm_is_limited() -> None:
+def test_tvm_vm_api_respects_limits() -> None:
     machine = runtime.vm.VirtualMachine(forever())
     machine.limit(steps=10)
     with pytest.raises(RunLimitError, match="limit of 10 steps"):
         machine.run()
 
 
-def test_an_input_that_is_named_timeout() -> None:
+def test_input_that_is_named_timeout() -> None:
     exe = ekiden.compile(relay.parse("def @main(%timeout: Tensor[(2,), float32]) { %timeout }"))
     assert exe(timeout=np.ones(2, np.float32)).shape == (2,)
 
@@ -138,7 +138,7 @@ def run_with(path: Path, **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_environment_limits_every_run(tmp_path: Path) -> None:
+def test_environment_limits_every_run(tmp_path: Path) -> None:
     path = tmp_path / "forever.eki"
     path.write_bytes(forever().to_bytes())
     expected = (
@@ -153,7 +153,7 @@ def test_the_environment_limits_every_run(tmp_path: Path) -> None:
     assert run_with(path, EKIDEN_MAX_DEPTH="0") == expected
 
 
-def test_the_limit_of_an_executable_is_that_of_its_modules() -> None:
+def test_limit_of_an_executable_is_that_of_its_modules() -> None:
     raw = forever()
     runtime.get_global_func("ek.executable.limit")(raw, 100, 0)
     for call in (
@@ -224,7 +224,7 @@ def test_more_threads_than_there_can_be_are_refused(ask: Callable[[int], object]
         ask(257)
 
 
-def test_threads_are_asked_for_when_loading(tmp_path: Path) -> None:
+def test_thread_count_is_applied_at_load(tmp_path: Path) -> None:
     exe = wide()
     exe.save(tmp_path / "wide.eki")
     assert ekiden.load(tmp_path / "wide.eki", num_threads=1).num_threads == 1
@@ -234,7 +234,7 @@ def test_threads_are_asked_for_when_loading(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_runs_of_several_threads_keep_their_numbers() -> None:
+def test_concurrent_runs_keep_their_thread_counts() -> None:
     one, three = wide(), wide()
     one.num_threads, three.num_threads = 1, 3
     x = np.random.default_rng(0).random((400, 64), np.float32)

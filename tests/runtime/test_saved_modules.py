@@ -41,14 +41,14 @@ def network(**options: object) -> ekiden.Executable:
     return relay.build(relay.Function([x], relay.nn.relu(x) + relay.const(1.0)), "llvm", **options)
 
 
-def test_an_operator_is_exported_and_loaded(tmp_path: Path) -> None:
+def test_exported_operator_is_loaded(tmp_path: Path) -> None:
     scaled("double", 2).export_library(tmp_path / "double.so")
     again = runtime.load_module(tmp_path / "double.so")
     assert again.kind == "image" and again.names() == ["double"]
     assert result_of(again["double"]) == [2, 4, 6]
 
 
-def test_a_tree_is_saved_whole(tmp_path: Path) -> None:
+def test_module_tree_is_saved_with_imports(tmp_path: Path) -> None:
     """A root, two that it imports, and one that both of these import, which stays one."""
     root, left, right, shared = (scaled(n, f) for n, f in zip("abcd", (2, 3, 4, 5), strict=True))
     for importer, imported in ((root, left), (root, right), (left, shared), (right, shared)):
@@ -64,7 +64,7 @@ def test_a_tree_is_saved_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree.o", "tree.c", "tree.tar"])
-def test_a_tree_is_written_as_what_the_suffix_says(name: str, tmp_path: Path) -> None:
+def test_tree_is_written_as_what_the_suffix_says(name: str, tmp_path: Path) -> None:
     root = scaled("a", 2)
     root.import_module(scaled("b", 3))
     root.export_library(tmp_path / name)
@@ -72,7 +72,7 @@ def test_a_tree_is_written_as_what_the_suffix_says(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("session", [None, rpc.LocalSession()])
-def test_an_archive_is_loaded_without_a_compiler(
+def test_archive_is_loaded_without_a_compiler(
     session: rpc.LocalSession | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator, a tree of modules and a network, here and where it was uploaded."""
@@ -169,7 +169,7 @@ def test_unsavable_modules_are_refused(tmp_path: Path) -> None:
         scaled("a", 2).export_library(tmp_path / "a.txt")
 
 
-def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
     lib = network(mod_name="resnet18", runtime="cpp")
     lib.export_library(tmp_path / "net.so", cc=shutil.which("c++"), options=["-std=gnu++17"])
     lib.save(tmp_path / "net.eki")
@@ -187,7 +187,7 @@ def test_a_graph_executor_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert lib.libmod_name == "resnet18" and network().libmod_name == "default"
 
 
-def test_an_executor_knows_inputs_by_two_names() -> None:
+def test_executor_knows_inputs_by_two_names() -> None:
     x = relay.var("in/put:0", shape=(3,))
     lib = relay.build(relay.Function([x], relay.nn.relu(x)), executor="aot")
     module = AotModule(lib["default"](ekiden.cpu()))
@@ -202,7 +202,7 @@ def test_an_executor_knows_inputs_by_two_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["two words", "", "1st", "main", 'x"y'])
-def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+def test_invalid_module_name_is_refused(name: str) -> None:
     with pytest.raises(CompileError, match="mod_name"):
         network(mod_name=name)
 

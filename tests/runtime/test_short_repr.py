@@ -40,7 +40,7 @@ def test_short_repr_is_one_short_line(value: object, text: str) -> None:
 
 @pytest.mark.parametrize("option", ["tier", "executor", "size", "denormals", "byoc", "devices"])
 @pytest.mark.parametrize("value", [BIG, Module()], ids=["array", "module"])
-def test_an_option_that_is_no_text_is_shown_by_its_class(option: str, value: object) -> None:
+def test_option_that_is_no_text_is_shown_by_its_class(option: str, value: object) -> None:
     x = ekiden.relay.var("x", ekiden.relay.TensorType((2,), "float32"))
     function = ekiden.relay.Function([x], x)
     with pytest.raises(CompileError, match=f"compile: {option}: a text expected, got ") as result:

@@ -30,13 +30,13 @@ def stub_names() -> dict[str, set[str]]:
     return {name: members for name, members in names.items() if not name.startswith("_")}
 
 
-def test_the_stub_lists_what_the_package_exports() -> None:
+def test_stub_lists_what_the_package_exports() -> None:
     from_core = {name for name in runtime.__all__ if hasattr(_core, name)}
     assert from_core == set(stub_names())
 
 
 @pytest.mark.parametrize("name", [name for name, members in stub_names().items() if members])
-def test_the_stub_lists_the_members_of_a_class(name: str) -> None:
+def test_stub_lists_the_members_of_a_class(name: str) -> None:
     cls = getattr(_core, name)
     base = {name for plain in (tuple, str) if issubclass(cls, plain) for name in dir(plain)}
     if cls is not _core.Object and issubclass(cls, _core.Object):

@@ -45,7 +45,7 @@ class OldProducer(Producer):
 
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
-def test_a_tensor_shares_the_memory_of_a_numpy_array(name: str, shape: tuple[int, ...]) -> None:
+def test_tensor_shares_the_memory_of_a_numpy_array(name: str, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, numpy_dtype(name))
     tensor = runtime.tensor(array)
     assert tensor.shape == shape
@@ -67,7 +67,7 @@ def test_writes_are_seen_on_both_sides() -> None:
 
 
 @pytest.mark.slow
-def test_the_array_lives_as_long_as_the_tensor() -> None:
+def test_array_lives_as_long_as_the_tensor() -> None:
     array = np.arange(6.0)
     watch = weakref.ref(array)
     tensor = runtime.tensor(array)
@@ -102,7 +102,7 @@ def test_what_kernels_cannot_read_in_place_is_copied(array: np.ndarray) -> None:
     assert not np.shares_memory(tensor.numpy(), array)
 
 
-def test_a_read_only_array_stays_read_only() -> None:
+def test_read_only_array_stays_read_only() -> None:
     array = np.arange(3.0)
     array.flags.writeable = False
     tensor = runtime.tensor(array)
@@ -115,7 +115,7 @@ def test_a_read_only_array_stays_read_only() -> None:
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_consumers_of_dlpack_get_a_copy_of_what_is_read_only(library: str) -> None:
+def test_read_only_tensors_are_copied_for_dlpack(library: str) -> None:
     export = pytest.importorskip(library).from_dlpack
     array = np.arange(3.0)
     array.flags.writeable = False
@@ -129,7 +129,7 @@ def test_consumers_of_dlpack_get_a_copy_of_what_is_read_only(library: str) -> No
     assert np.shares_memory(tensor.numpy(), array)
 
 
-def test_a_fraction_is_no_number_of_elements() -> None:
+def test_fraction_is_no_number_of_elements() -> None:
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         runtime.empty((1.5,))
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
@@ -164,7 +164,7 @@ def test_dlpack_out_outlives_the_tensor() -> None:
     np.testing.assert_array_equal(array, np.arange(1000))
 
 
-def test_an_export_that_nobody_takes_is_given_back() -> None:
+def test_unconsumed_dlpack_capsule_is_released() -> None:
     array = np.arange(5.0)
     watch = weakref.ref(array)
     tensor = runtime.tensor(array)
@@ -175,7 +175,7 @@ def test_an_export_that_nobody_takes_is_given_back() -> None:
     assert watch() is None
 
 
-def test_a_consumer_that_fails_in_its_middle_gives_back_once() -> None:
+def test_failing_dlpack_consumer_releases_once() -> None:
     """PyTorch calls the deleter and leaves the capsule fresh, for devices that it knows by name."""
     tensor = runtime.tensor(np.arange(5.0))
     capsule = tensor.__dlpack__()
@@ -225,7 +225,7 @@ def test_dlpack_in_keeps_read_only() -> None:
     assert runtime.from_dlpack(Producer(array)).readonly
 
 
-def test_a_capsule_is_taken_once() -> None:
+def test_capsule_is_taken_once() -> None:
     class Stale:
         capsule = np.arange(3.0).__dlpack__()
 
@@ -261,7 +261,7 @@ def test_tensors_look_like_arrays() -> None:
         len(runtime.tensor(1.0))
 
 
-def test_a_tensor_can_be_pickled() -> None:
+def test_tensor_can_be_pickled() -> None:
     tensor = runtime.tensor(np.arange(4, dtype="float32"))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(tensor)).numpy(), tensor.numpy())
 

@@ -35,7 +35,7 @@ def seen() -> Iterator[list[object]]:
     runtime.remove_global_func("test.timing.prepare")
 
 
-def test_an_executable_is_a_module(module: runtime.Module) -> None:
+def test_executable_is_a_module(module: runtime.Module) -> None:
     array = np.arange(3.0)
     result: Any = module["main"](array)
     np.testing.assert_array_equal(result.numpy(), array)
@@ -79,7 +79,7 @@ def test_time_evaluator_refuses(module: runtime.Module) -> None:
         module.time_evaluator("missing")
 
 
-def test_a_function_that_fails_while_it_is_measured(module: runtime.Module) -> None:
+def test_function_that_fails_while_it_is_measured(module: runtime.Module) -> None:
     with pytest.raises(InputError, match="call 'main': 1 arguments expected, got 0"):
         module.time_evaluator("main")()
 
@@ -105,13 +105,13 @@ def evaluator(seconds: list[float], **options: int) -> tuple[Evaluator, list[int
     return Evaluator(run, None, **settings), numbers
 
 
-def test_the_number_grows_until_a_repeat_is_long_enough() -> None:
+def test_evaluator_increases_number_until_min_repeat_ms() -> None:
     evaluate, numbers = evaluator([0.001, 0.004, 0.02], min_repeat_ms=10)
     assert evaluate().results == (0.02 / numbers[-1],)
     assert numbers == [1, 1, 11, 28]
 
 
-def test_a_clock_that_stands_still_ends() -> None:
+def test_evaluator_terminates_with_frozen_clock() -> None:
     evaluate, numbers = evaluator([0.0] * 3, min_repeat_ms=10, limit_zero_time_iterations=3)
     assert evaluate().results == (0.0,)
     assert len(numbers) == 4

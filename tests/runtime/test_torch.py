@@ -55,7 +55,7 @@ def test_torch_result_shares_memory(torch: ModuleType) -> None:
     assert taken.tolist() == [0, 8, 2, 3]
 
 
-def test_arguments_are_lent_and_what_is_kept_lives(torch: ModuleType) -> None:
+def test_borrowed_arguments_outlive_the_call_if_retained(torch: ModuleType) -> None:
     kept = []
     source = torch.ones(3)
     keep = runtime.convert(lambda tensor: kept.append(tensor))

@@ -109,7 +109,7 @@ def test_tensors_cross_without_copying() -> None:
     np.testing.assert_array_equal(returned.numpy(), 3)
 
 
-def test_a_function_of_cpp_with_no_python_on_its_way() -> None:
+def test_cpp_function_call_bypasses_python() -> None:
     names: Any = runtime.convert(tvm_ffi.get_global_func("ffi.FunctionListGlobalNamesFunctor"))()
     assert names(-1) > 0
     assert isinstance(names(0), str)
@@ -147,7 +147,7 @@ def test_ekiden_errors_become_tvm_ffi_errors() -> None:
     assert "fail" in frames, "the frames of the function are in the traceback"
 
 
-def test_an_error_of_ours_comes_back_through_theirs_as_itself() -> None:
+def test_error_of_ours_comes_back_through_theirs_as_itself() -> None:
     def fail(value: int) -> None:
         raise OwnError(value)
 
@@ -186,7 +186,7 @@ def test_untranslatable_values_are_refused() -> None:
         theirs(lambda x: tvm_ffi.List([x]))(1)
 
 
-def test_the_package_is_never_imported_for_it() -> None:
+def test_tvm_ffi_is_never_imported() -> None:
     program = (
         "import sys, numpy; from ekiden import runtime; f = runtime.convert(lambda x: x)\n"
         "f(numpy.zeros(2)), f([1]), f({1: 2}), f(len), f(print)\n"

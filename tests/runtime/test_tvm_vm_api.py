@@ -63,7 +63,7 @@ def test_outputs_of_a_program_that_branches_are_copied() -> None:
         np.testing.assert_array_equal(out.numpy(), expected)
 
 
-def test_outputs_are_set_for_the_next_call() -> None:
+def test_outputs_apply_to_the_next_call_only() -> None:
     vm = machine()
     out = [nd.array(np.zeros((2, 3), np.float32)) for _ in range(2)]
     vm.set_outputs("main", *out)
@@ -73,7 +73,7 @@ def test_outputs_are_set_for_the_next_call() -> None:
         np.testing.assert_array_equal(out[1].numpy(), X)
 
 
-def test_a_call_without_arguments_takes_the_inputs_that_were_set() -> None:
+def test_call_without_arguments_takes_the_inputs_that_were_set() -> None:
     vm = machine()
     vm.invoke_stateful("main", X)
     one, two = vm.get_outputs()
@@ -95,7 +95,7 @@ def test_executable_lists_its_contents() -> None:
 ADD = "def @main(%x: Tensor[(2, 3), float32]) { nn.relu(%x) + tanh(%x) }"
 
 
-def test_bytecode_and_kernels_go_apart_and_come_together() -> None:
+def test_bytecode_and_kernels_load_separately() -> None:
     exe = relay.vm.compile(relay.parse(ADD))
     code, lib = exe.save()
     assert isinstance(code, bytearray) and isinstance(lib, runtime.Module)
@@ -108,7 +108,7 @@ def test_bytecode_and_kernels_go_apart_and_come_together() -> None:
         runtime.vm.VirtualMachine(alone)
 
 
-def test_a_module_of_a_program_runs_in_a_machine() -> None:
+def test_module_of_a_program_runs_in_a_machine() -> None:
     exe = relay.vm.compile(relay.parse(ADD))
     machine_of = runtime.vm.VirtualMachine
     np.testing.assert_array_equal(

@@ -186,7 +186,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> runtime.Module:
     return runtime.load_module(output)
 
 
-def test_what_a_callback_writes_into_a_lent_tensor_arrives(library: runtime.Module) -> None:
+def test_callback_writes_to_borrowed_tensor_are_visible(library: runtime.Module) -> None:
     def fill(tensor: runtime.Tensor) -> None:
         assert tensor.strides == (2,)
         tensor.numpy()[:] = [5, 6]
@@ -194,7 +194,7 @@ def test_what_a_callback_writes_into_a_lent_tensor_arrives(library: runtime.Modu
     assert library["lend"](fill) == 11
 
 
-def test_a_lent_tensor_that_is_kept_gets_memory_of_its_own(library: runtime.Module) -> None:
+def test_retained_borrowed_tensor_is_copied(library: runtime.Module) -> None:
     kept: list[runtime.Tensor] = []
     library["lend"](kept.append)
     returned: Any = library["lend"](lambda tensor: tensor)
@@ -202,14 +202,14 @@ def test_a_lent_tensor_that_is_kept_gets_memory_of_its_own(library: runtime.Modu
         np.testing.assert_array_equal(tensor.numpy(), [0, 2])
 
 
-def test_an_array_of_a_lent_tensor_must_not_be_kept(library: runtime.Module) -> None:
+def test_array_of_borrowed_tensor_must_not_be_retained(library: runtime.Module) -> None:
     kept: list[object] = []
     with pytest.raises(RuntimeError, match="kept an array of a tensor that was lent to it"):
         library["lend"](lambda tensor: kept.append(tensor.numpy()))
     library["lend"](lambda tensor: kept.append(tensor.numpy().copy()))
 
 
-def test_a_failing_callback_may_hold_its_lent_tensor(library: runtime.Module) -> None:
+def test_failing_callback_may_hold_its_lent_tensor(library: runtime.Module) -> None:
     def fail(tensor: runtime.Tensor) -> None:
         raise KeyError("lent")
 
@@ -223,7 +223,7 @@ class OwnError(Exception):
     """A class that only this test knows."""
 
 
-def test_an_exception_through_c_keeps_its_identity_and_traceback(library: runtime.Module) -> None:
+def test_exception_through_c_keeps_its_identity_and_traceback(library: runtime.Module) -> None:
     def fail(code: int) -> None:
         raise OwnError(code)
 
@@ -233,7 +233,7 @@ def test_an_exception_through_c_keeps_its_identity_and_traceback(library: runtim
     assert "raise OwnError(code)" in "".join(traceback.format_exception(caught.value))
 
 
-def test_an_error_of_c_is_chained_to_its_cause(library: runtime.Module) -> None:
+def test_error_of_c_is_chained_to_its_cause(library: runtime.Module) -> None:
     def fail() -> None:
         raise OwnError("deep")
 
@@ -243,7 +243,7 @@ def test_an_error_of_c_is_chained_to_its_cause(library: runtime.Module) -> None:
     assert "raise OwnError" in "".join(traceback.format_exception(caught.value))
 
 
-def test_frames_of_c_become_a_note(library: runtime.Module) -> None:
+def test_c_frames_become_a_note(library: runtime.Module) -> None:
     def fail() -> None:
         raise OwnError
 
@@ -297,7 +297,7 @@ def test_data_prints_and_compares_as_its_tags_and_fields() -> None:
     assert hash(data(1, (2, data(3)))) == hash(data(1, (2, data(3))))
 
 
-def test_a_list_of_many_cells_prints_and_compares() -> None:
+def test_list_of_many_cells_prints_and_compares() -> None:
     made = [runtime.ADT(1) for _ in range(2)]
     for i in range(100_000):
         made = [runtime.ADT(0, (i, each)) for each in made]

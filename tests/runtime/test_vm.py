@@ -62,7 +62,7 @@ DOUBLE = [
 
 
 @pytest.mark.parametrize("make_argument", [np.asarray, runtime.tensor, runtime.from_dlpack])
-def test_an_argument_that_comes_back_is_a_copy(
+def test_returned_argument_is_a_copy(
     make_argument: Callable[[np.ndarray], object],
 ) -> None:
     array = np.arange(4, dtype="float32")
@@ -102,7 +102,7 @@ def test_values_of_data_types_keep_their_tag() -> None:
     assert run(program(tag), runtime.ADT(7, ())) == 7
 
 
-def test_more_arguments_than_fit_in_place() -> None:
+def test_many_arguments_spill_to_the_heap() -> None:
     params = tuple(f"x{i}" for i in range(20))
     code = [make_instruction("Ret", src=19)]
     assert run(program(code, params=params, registers=20), *range(20)) == 19
@@ -115,13 +115,13 @@ def test_primitives_are_called(double: str) -> None:
         np.testing.assert_array_equal(out.numpy(), 2 * np.arange(start, start + 4))
 
 
-def test_a_result_outlives_machine_and_executable(double: str) -> None:
+def test_result_outlives_machine_and_executable(double: str) -> None:
     out = run(program(DOUBLE, primitives=[double]), np.ones(4, "float32"))
     gc.collect()
     np.testing.assert_array_equal(out.numpy(), 2)
 
 
-def test_an_exception_in_a_primitive_comes_through() -> None:
+def test_exception_in_a_primitive_comes_through() -> None:
     error = ZeroDivisionError("from inside")
 
     def fail(*args: object) -> None:
@@ -163,7 +163,7 @@ def test_executable_describes_functions_and_constants() -> None:
         executable.code("other")
 
 
-def test_a_constant_outlives_its_executable() -> None:
+def test_constant_outlives_its_executable() -> None:
     code = [make_instruction("LoadConst", dst=1, const_index=0), make_instruction("Ret", src=1)]
     out = run(program(code, constants=[np.arange(1000.0)]), 0)
     gc.collect()
@@ -214,7 +214,7 @@ def test_other_threads_run_while_a_machine_runs(double: str) -> None:
     assert sorted(results) == [0.0, 2.0, 4.0, 6.0]
 
 
-def test_a_machine_serves_one_caller_at_a_time() -> None:
+def test_machine_serves_one_caller_at_a_time() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def wait(*args: object) -> None:
@@ -282,7 +282,7 @@ def test_columns_in_data_are_copied() -> None:
         np.testing.assert_array_equal(result[0][0].numpy(), [1.0, 3.0, 5.0])
 
 
-def test_arguments_are_read_where_they_lie() -> None:
+def test_arguments_are_read_in_place() -> None:
     plain, tensor = np.arange(6.0).reshape(2, 3), runtime.tensor(np.ones(3))
     lying = [plain, tensor, np.ones((), bool), np.zeros((0, 2), np.float16)]
     assert all(a is b for a, b in zip(runtime.run_arguments(lying), lying, strict=True))
