@@ -29,21 +29,19 @@ def pages() -> dict[str, str]:
     return {page: GENERATORS["page_text"](script) for script, page in PAGES.items()}
 
 
-def test_the_page_of_operators_describes_each(pages: dict[str, str]) -> None:
+def test_page_of_operators_describes_each(pages: dict[str, str]) -> None:
     described = set(re.findall(r"^### `([\w.]+)\(", pages["operators.md"], re.MULTILINE))
     assert described == set(OPS)
 
 
-def test_the_page_of_float_rewrites_lists_each(pages: dict[str, str]) -> None:
+def test_page_of_float_rewrites_lists_each(pages: dict[str, str]) -> None:
     rewrites = [row.equation for row in (*FLOAT_REWRITES, *SIMPLIFY_RULES)]
     text = pages["float-rewrites.md"].replace("\\|", "|")
     assert [equation for equation in rewrites if f"`{equation}`" not in text] == []
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_program_of_the_page_of_float_rewrites_runs(
-    pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_program_of_the_page_of_float_rewrites_runs(pages: dict[str, str], tmp_path: Path) -> None:
     page = tmp_path / "float-rewrites.md"
     page.write_text(pages["float-rewrites.md"])
     names: dict[str, object] = {}
@@ -51,7 +49,7 @@ def test_the_program_of_the_page_of_float_rewrites_runs(
     assert "exe" in names
 
 
-def test_the_page_of_relay_says_of_each_name_whether_it_exists(pages: dict[str, str]) -> None:
+def test_page_of_relay_says_of_each_name_whether_it_exists(pages: dict[str, str]) -> None:
     rows = re.findall(r"^\| `[^`]+` \| (.*) \|$", pages["relay-coverage.md"], re.MULTILINE)
     assert len(rows) > 20 and all(rows)
 

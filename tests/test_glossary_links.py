@@ -38,7 +38,7 @@ def test_first_use_of_a_term_is_linked() -> None:
     assert link("<p>Kernels and a kernel.</p>") == [("term-kernel", "Kernels")]
 
 
-def test_a_term_inside_a_longer_term_is_no_use_of_it() -> None:
+def test_term_inside_a_longer_term_is_no_use_of_it() -> None:
     expected = [("term-kernel-cache", "kernel cache"), ("term-kernel", "kernel")]
     assert link("<p>The kernel cache, that kernel cache, a kernel.</p>") == expected
 
@@ -48,34 +48,34 @@ def test_headings_code_and_heads_of_tables_have_no_links(element: str) -> None:
     assert link(f"<{element}>kernel</{element}>") == []
 
 
-def test_a_link_has_no_links_inside() -> None:
+def test_link_has_no_links_inside() -> None:
     assert link('<a href="y">the <em>kernel</em></a>') == []
 
 
-def test_a_term_of_code_is_linked_in_code_alone() -> None:
+def test_term_of_code_is_linked_in_code_alone() -> None:
     assert link("<p>IRModule, <code>IRModule</code></p>") == [("term-irmodule", "IRModule")]
 
 
-def test_the_name_of_a_term_in_code_is_a_use_of_it() -> None:
+def test_name_of_a_term_in_code_is_a_use_of_it() -> None:
     assert link("<p><code>KernelCache</code>, <code>PassContext</code></p>") == [
         ("term-pass-context", "PassContext")
     ]
 
 
-def test_a_word_within_another_is_no_term() -> None:
+def test_word_within_another_is_no_term() -> None:
     assert link("<p>micro-kernel, kernel-side, akernel, ek.kernel</p>") == []
 
 
-def test_an_everyday_word_is_linked_on_its_subjects_page_alone() -> None:
+def test_everyday_word_is_linked_on_its_subjects_page_alone() -> None:
     assert link("<p>a task</p>") == []
     assert link("<p>a task</p>", "tuning.md") == [("term-task", "task")]
 
 
-def test_a_word_in_another_sense_is_no_term() -> None:
+def test_word_in_another_sense_is_no_term() -> None:
     assert link("<p>a page</p>", "guides/generate.md") == []
 
 
-def test_a_link_shows_the_definition() -> None:
+def test_link_shows_the_definition() -> None:
     linked = glossary_links.link_terms("<p>kernel</p>", "x.md", "glossary.html", TERMS)
     assert 'title="A kernel is &quot;native&quot; code."' in linked
 

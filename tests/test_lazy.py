@@ -63,7 +63,7 @@ def test_rows_wait_for_modules_that_another_thread_imports(put: Put) -> None:
     releasing.join()
 
 
-def test_a_module_may_ask_for_all_rows_while_it_is_imported(put: Put) -> None:
+def test_module_may_ask_for_all_rows_while_it_is_imported(put: Put) -> None:
     put("late_asking", "from ekiden._lazy import load_deferred\nload_deferred()\nrow = 1")
     register_deferred_modules(["ekiden.late_asking"])
     load_deferred()
@@ -71,7 +71,7 @@ def test_a_module_may_ask_for_all_rows_while_it_is_imported(put: Put) -> None:
     assert "ekiden.late_asking" not in _lazy._DEFERRED_MODULES
 
 
-def test_a_package_and_a_module_of_it_are_imported_by_two_threads(put: Put) -> None:
+def test_package_and_a_module_of_it_are_imported_by_two_threads(put: Put) -> None:
     """Each would wait for the other: one of them got half a module."""
     body = "events['begun'].set()\nevents['inside'].wait(0.2)\nname = 1\nfrom ekiden.late_package "
     events = put("late_package/__init__", f"{body} import part")
@@ -83,7 +83,7 @@ def test_a_package_and_a_module_of_it_are_imported_by_two_threads(put: Put) -> N
         assert part.name == 1 and package.result() is sys.modules["ekiden.late_package"]
 
 
-def test_a_module_that_is_being_imported_may_load_module(put: Put) -> None:
+def test_module_that_is_being_imported_may_load_module(put: Put) -> None:
     """Who holds a lock of importlib's never waits for one that others hold while they import."""
     events = put("late_first", "events['begun'].set()\nevents['inside'].wait(20)\nwhole = 1")
     put("late_other", "pass")
@@ -97,7 +97,7 @@ def test_a_module_that_is_being_imported_may_load_module(put: Put) -> None:
         assert first.result(20).whole == 1
 
 
-def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_package(
+def test_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_package(
     put: Put,
 ) -> None:
     """importlib alone gives the package half a module: each thread would wait for the other."""
@@ -114,7 +114,7 @@ def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_p
         assert house.result().room.whole
 
 
-def test_code_that_exec_runs_waits_for_other_threads_imports() -> None:
+def test_exec_waits_for_other_threads_imports() -> None:
     """Programs that run tests or notebooks execute code in a namespace that is no module."""
     names: dict[str, Any] = {"__name__": "no_module", "running": _modules_in_import}
     exec("found = running()", names)
@@ -140,7 +140,7 @@ def package(put: Put) -> Any:  # noqa: ANN401
     vars(ekiden).pop("late_nn", None)
 
 
-def test_a_module_is_imported_when_its_first_name_is_used(package: Any) -> None:  # noqa: ANN401
+def test_module_is_imported_when_its_first_name_is_used(package: Any) -> None:  # noqa: ANN401
     assert "ekiden.late_nn.conv" not in sys.modules
     assert package.conv2d() == "conv2d" and package.deconv() == "transposed"
     assert "ekiden.late_nn.conv" in sys.modules and "ekiden.late_nn.products" not in sys.modules
@@ -157,7 +157,7 @@ def test_names_that_are_not_loaded_are_listed(package: Any) -> None:  # noqa: AN
 
 
 @pytest.mark.parametrize("name", ["missing", "__wrapped__", "__all__"])
-def test_an_unknown_name_raises_an_error_with_the_package(
+def test_unknown_name_raises_an_error_with_the_package(
     package: Any,  # noqa: ANN401
     name: str,
 ) -> None:
@@ -182,7 +182,7 @@ __getattr__, __dir__ = attach(__name__, {}, rest="names")
         package.missing  # noqa: B018
 
 
-def test_a_module_that_is_no_package_may_have_names_of_others(put: Put) -> None:
+def test_module_that_is_no_package_may_have_names_of_others(put: Put) -> None:
     put(
         "late_face",
         """
@@ -196,7 +196,7 @@ __getattr__, __dir__ = attach(__name__, {"ekiden.error": "TVMError"})
         face.missing  # noqa: B018
 
 
-def test_a_lazy_module_stands_for_the_module(put: Put) -> None:
+def test_lazy_module_stands_for_the_module(put: Put) -> None:
     put("late_whole", "value = [1]")
     module: Any = LazyModule("ekiden.late_whole")
     assert "ekiden.late_whole" not in sys.modules

@@ -54,5 +54,5 @@ def test_filler_names_and_docstrings_without_a_verb_are_listed(
     [("Return it.", False), ("(Re)build the table.", False), ("", True), ("`x` as text.", True),
      ("Of the weight.", True), ("A table.", True)],
 )  # fmt: skip
-def test_a_verb_is_expected_first(lint_words: ModuleType, docstring: str, lacks: bool) -> None:
+def test_verb_is_expected_first(lint_words: ModuleType, docstring: str, lacks: bool) -> None:
     assert lint_words.lacks_verb(docstring) is lacks

@@ -77,7 +77,7 @@ def test_import_ekiden_loads_the_modules_of_the_list_alone() -> None:
     assert own(loaded) - IMPORTED == set()
 
 
-def test_an_answer_from_the_cache_loads_the_modules_of_the_list_alone(tmp_path: Path) -> None:
+def test_answer_from_the_cache_loads_the_modules_of_the_list_alone(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[n, 4] x) => (float[n, 3] y)

@@ -50,13 +50,13 @@ def status_of_child(work: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_child_has_locks_free_that_other_threads_held() -> None:
+def test_fork_releases_locks_of_other_threads() -> None:
     lock = ForkSafeLock()
     with held_by_another_thread(lock):
         assert status_of_child(lambda: lock._lock.acquire(blocking=False)) == 0
 
 
-def test_a_child_holds_the_locks_that_the_forking_thread_held() -> None:
+def test_fork_keeps_locks_of_forking_thread() -> None:
     lock = ForkSafeLock()
     with lock, lock:
         assert status_of_child(lambda: lock.is_held_by_this_thread) == 0
@@ -64,7 +64,7 @@ def test_a_child_holds_the_locks_that_the_forking_thread_held() -> None:
     assert not lock.is_held_by_this_thread
 
 
-def test_a_fork_waits_for_a_guard_that_another_thread_holds(
+def test_fork_waits_for_a_guard_that_another_thread_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_locks, "_GUARDS", [])

@@ -43,12 +43,12 @@ def american_words(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_page_has_british_spelling_outside_code(page: Path) -> None:
+def test_page_has_british_spelling_outside_code(page: Path) -> None:
     assert american_words(page) == []
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
-def test_a_picture_has_colours_for_dark_pages(picture: Path) -> None:
+def test_picture_has_colours_for_dark_pages(picture: Path) -> None:
     style = picture.read_text(encoding="utf-8").replace(" ", "")
     assert "@media(prefers-color-scheme:dark){" in style
 
@@ -56,7 +56,7 @@ def test_a_picture_has_colours_for_dark_pages(picture: Path) -> None:
 @pytest.mark.parametrize(
     "picture", [p for p in PICTURES if "@keyframes" in p.read_text("utf-8")], ids=lambda p: p.name
 )
-def test_the_first_frame_of_an_animation_is_complete(picture: Path) -> None:
+def test_first_frame_of_an_animation_is_complete(picture: Path) -> None:
     """Readers without animation, previews and printers show it."""
     svg = picture.read_text(encoding="utf-8")
     frames = re.findall(r"@keyframes l\d+\{0%,[\d.]+%\{opacity:(\d)\}", svg)

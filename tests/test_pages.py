@@ -39,14 +39,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     logging.getLogger("ekiden").setLevel(logging.NOTSET)
 
 
-def test_the_page_on_models_runs(folder: Path) -> None:
+def test_page_on_models_runs(folder: Path) -> None:
     page = DOCS / "using-models.md"
     names: dict[str, object] = {"__name__": "page"}
     exec(compile(code_of(page), str(page), "exec"), names)
     assert names["in_model"] == 4 * 3 * 4
 
 
-def test_the_page_on_sessions_runs() -> None:
+def test_page_on_sessions_runs() -> None:
     page = DOCS / "rpc.md"
     exec(compile(code_of(page), str(page), "exec"), {"__name__": "page"})
 
@@ -60,7 +60,7 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line.startswith("ekiden ")]
 
 
-def test_the_commands_of_the_page_run(
+def test_commands_of_the_page_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -85,7 +85,7 @@ def section(page: Path, title: str, without: bool = False) -> str:
     return "\n".join(kept)
 
 
-def test_the_page_on_frontends_runs_for_jax() -> None:
+def test_page_on_frontends_runs_for_jax() -> None:
     pytest.importorskip("jax", reason="the package jax is not installed")
     names: dict[str, object] = {"__name__": "page"}
     code = section(DOCS / "frontends.md", "JAX")
@@ -94,7 +94,7 @@ def test_the_page_on_frontends_runs_for_jax() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
-def test_the_page_on_frontends_runs() -> None:
+def test_page_on_frontends_runs() -> None:
     registry = pytest.importorskip("ekiden.frontend.torch.registry", reason="needs torch")
     try:
         code = section(DOCS / "frontends.md", "JAX", without=True)
@@ -105,14 +105,14 @@ def test_the_page_on_frontends_runs() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own deprecations
-def test_the_page_on_torch_compile_runs() -> None:
+def test_page_on_torch_compile_runs() -> None:
     """Here, where PyTorch's compiler is imported anyway."""
     pytest.importorskip("torch", reason="the package torch is not installed")
     page = DOCS / "guides" / "from-torch-compile.md"
     exec(compile(code_of(page), str(page), "exec"), {"__name__": "page"})
 
 
-def test_the_page_on_tuning_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_on_tuning_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = code_of(DOCS / "tuning.md").replace("trials=200", "trials=2")
     Records([]).write("more.json")
     names: dict[str, object] = {"__name__": "page", "ekiden": ekiden}

@@ -30,7 +30,7 @@ def row(flops: int, nbytes: int, duration: int, count: int = 1) -> ReportRow:
     return ReportRow("k", "", "float32[4]", count, duration, flops, nbytes)
 
 
-def test_the_nearer_limit_bounds_a_kernel(report: ModuleType) -> None:
+def test_nearer_limit_bounds_a_kernel(report: ModuleType) -> None:
     limits = report.MachineLimits(1e9, ((1000, 2e9), (1 << 62, 1e9)))
     assert limits.seconds(row(2000, 100, 1)) == 2e-6
     assert limits.limiting_resource(row(2000, 100, 1)) == "flops"
@@ -40,7 +40,7 @@ def test_the_nearer_limit_bounds_a_kernel(report: ModuleType) -> None:
     assert limits.limiting_resource(row(10, 1000, 1)) == "bytes"
 
 
-def test_a_profile_gives_losses(report: ModuleType) -> None:
+def test_profile_gives_losses(report: ModuleType) -> None:
     x = relay.var("x", shape=(8, 64))
     weight = relay.const(np.ones((32, 64), np.float32))
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.nn.dense(x, weight))))
@@ -63,13 +63,13 @@ def test_losses_are_printed_worst_first(
     assert [line.split(" bytes ")[1].split()[0] for line in lines[1:]] == ["m2", "m1"]
 
 
-def test_ticks_are_where_the_points_are(report: ModuleType) -> None:
+def test_plot_ticks_match_points(report: ModuleType) -> None:
     assert report.ratio_ticks(1.0, 3.1) == [1, 1.2, 1.5, 2, 3, 4]
     assert report.ratio_ticks(0.6, 1.0) == [0.5, 0.8, 1]
     assert report.ratio_ticks(0.01, 1000)[::17] == [0.1, 100]
 
 
-def test_the_picture_says_what_is_better_and_who_failed(report: ModuleType, tmp_path: Path) -> None:
+def test_plot_marks_direction_and_failures(report: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install ekiden[docs]")
     engines = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
     rows = [{"model": "a", "threads": 1, "engines": engines}]
@@ -81,7 +81,7 @@ def test_the_picture_says_what_is_better_and_who_failed(report: ModuleType, tmp_
     assert "10^" not in text
 
 
-def test_the_picture_draws_what_it_says(report: ModuleType) -> None:
+def test_plot_data_match_labels(report: ModuleType) -> None:
     """Where there is no matplotlib too."""
     drawn = _Drawn()
     other = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
@@ -115,7 +115,7 @@ class _Drawn:
         return lambda *_, **__: None
 
 
-def test_the_page_has_a_row_per_model_and_a_table_per_threads(report: ModuleType) -> None:
+def test_page_has_a_row_per_model_and_a_table_per_threads(report: ModuleType) -> None:
     engines = {"ekiden": {"ms": 1.0}, "other": {"ms": 2.0, "speedup": 2.0}, "third": {"error": "x"}}
     rows = [
         {"model": "a", "threads": t, "engines": engines, "speedup_over_best": 2.0} for t in (1, 2)

@@ -62,7 +62,7 @@ def test_sessions_of_onnx_runtime_are_made_in_one_place() -> None:
     assert [f.name for f in files if "InferenceSession(" in f.read_text()] == ["onnx_runtime.py"]
 
 
-def test_the_readme_and_the_script_run_the_tests_alike() -> None:
+def test_readme_and_the_script_run_the_tests_alike() -> None:
     """By two workers, a file by one of them: its fixtures are made once."""
     workers = "-m pytest -n 2 --dist loadfile"
     readme, script = (ROOT / "README.md").read_text(), (ROOT / "scripts" / "test").read_text()
@@ -103,7 +103,7 @@ def test_listed_names_exist(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_takes_no_name_that_its_package_loads_late() -> None:
+def test_modules_do_not_shadow_lazy_names() -> None:
     """Importing a module sets it in its package, where nothing else of its name is then found."""
     program = """
 import importlib, pathlib, re, sys, ekiden
@@ -166,7 +166,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_runtime_imports_nothing_of_the_compiler() -> None:
+def test_runtime_imports_nothing_of_the_compiler() -> None:
     modules = imported_by("import ekiden.runtime")
     assert modules & {"llvmlite", "onnx", "rich", "filelock", "platformdirs"} == set()
     own = {name for name in modules if name.startswith("ekiden.")}
@@ -183,7 +183,7 @@ def test_import_ekiden_loads_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_an_import_loads_what_the_model_has() -> None:
+def test_import_loads_only_needed_converters() -> None:
     """Neither converters of operators that it has not, nor what schedules are made with."""
     modules = imported_by("import ekiden; from ekiden.frontend.onnx import register; import onnx")
     modules |= imported_by("import ekiden.compiler.build, ekiden.kernels.cpu.dense")
@@ -202,7 +202,7 @@ print(*sys.modules)
 
 
 @pytest.mark.slow
-def test_a_quick_answer_imports_what_it_needs(tmp_path: Path) -> None:
+def test_quick_answer_imports_what_it_needs(tmp_path: Path) -> None:
     """Neither what only other models, messages of errors or kernels' own code take."""
     tensor, kind = onnx.helper.make_tensor, onnx.TensorProto.FLOAT
     nodes = [
@@ -233,6 +233,6 @@ def test_a_quick_answer_imports_what_it_needs(tmp_path: Path) -> None:
     assert modules & {f"ekiden.{name}" for name in own} == set()
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'ekiden' has no attribute 'nothing'"):
         ekiden.nothing  # noqa: B018

@@ -25,7 +25,7 @@ def run(*command: str, **more: str) -> str:
 
 
 @pytest.mark.long
-def test_the_site_builds_and_chromium_opens_every_page(tmp_path: Path) -> None:
+def test_site_builds_and_chromium_opens_every_page(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings", "playwright"):
         pytest.importorskip(package, reason=f"the package {package} is not installed")
     if CHROMIUM is None:

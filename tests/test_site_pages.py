@@ -92,7 +92,7 @@ def runs(page: Path) -> bool:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_block_runs_or_says_why_not(page: Path) -> None:
+def test_block_runs_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
         if block.reason or block.language in SHOWN or name_of(page) in RUN_ELSEWHERE:
             continue
@@ -132,7 +132,7 @@ def navigation() -> list[str]:
 
 
 @pytest.mark.quick
-def test_the_table_of_contents_names_pages_once_and_no_others() -> None:
+def test_table_of_contents_names_pages_once_and_no_others() -> None:
     named = navigation()
     result = ("api/", "notebooks/", "source/")
     files = [page for page in named if not page.startswith(result) or page == "api/index.md"]
@@ -146,7 +146,7 @@ def test_the_table_of_contents_names_pages_once_and_no_others() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # frameworks warn of their own deprecations
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
-def test_the_programs_of_the_page_run(
+def test_programs_of_the_page_run(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if (package := NEEDS.get(name_of(page))) is not None:

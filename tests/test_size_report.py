@@ -63,7 +63,7 @@ def test_files_of_python_above_the_limit_are_named(size_report: ModuleType) -> N
 
 
 @pytest.mark.slow
-def test_the_lines_of_a_commit_are_those_of_its_files(size_report: ModuleType) -> None:
+def test_lines_of_a_commit_are_those_of_its_files(size_report: ModuleType) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     lines = size_report.count_lines_at("HEAD")

@@ -35,7 +35,7 @@ def test_programs_of_all_answers_are_files_that_compile_takes(
     assert all(path.stat().st_size > 0 for path in paths)
 
 
-def test_a_figure_is_the_median_without_the_first_round(start_times: ModuleType) -> None:
+def test_figure_is_the_median_without_the_first_round(start_times: ModuleType) -> None:
     rounds = [start_times.StartFigure(ms, 3, 4) for ms in (900.0, 5.0, 9.0, 7.0)]
     assert start_times.median_figure(rounds) == start_times.StartFigure(7.0, 3, 4)
     assert start_times.median_figure([*rounds, None]) is None

@@ -31,7 +31,7 @@ def test_hangs():
 """
 
 
-def test_a_failure_is_named_at_once_and_a_hang_is_given_up(tmp_path: Path) -> None:
+def test_failure_is_named_at_once_and_a_hang_is_given_up(tmp_path: Path) -> None:
     """The signal of pytest-timeout never comes, as where C code keeps it."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(RUN)

@@ -96,7 +96,7 @@ NAMES = {"AllocDatatype": "AllocADT"}
 STACK = ("Push", "Pop")
 
 
-def test_the_instructions_of_the_proposal_became_those() -> None:
+def test_instructions_of_the_proposal_became_those() -> None:
     proposed = set(proposed_instructions()) - set(STACK)
     assert proposed and {NAMES.get(name, name) for name in proposed} <= set(
         described_instructions()
@@ -180,7 +180,7 @@ def test_kinds_of_arguments_of_a_packed_function() -> None:
     assert echo(np.ones(2)).numpy().tolist() == [1, 1]
 
 
-def test_a_function_of_python_is_called_from_compiled_code() -> None:
+def test_function_of_python_is_called_from_compiled_code() -> None:
     seen: list[float] = []
     tvm.register_func("seeds.debug", lambda t: seen.append(float(t.numpy()[0])), override=True)
 
@@ -204,7 +204,7 @@ def test_functions_and_types_are_known_by_name() -> None:
     assert issubclass(cls, Object)
 
 
-def test_a_module_keeps_its_code_as_long_as_a_function_of_it() -> None:
+def test_module_keeps_its_code_as_long_as_a_function_of_it() -> None:
     function = doubled("f")["f"]
     gc.collect()
     y = np.zeros(3, F32)
@@ -227,7 +227,7 @@ def test_enabled_targets_are_reported() -> None:
         runtime.enabled("abacus")
 
 
-def test_a_device_is_a_value_whether_or_not_it_is_there() -> None:
+def test_device_is_a_value_whether_or_not_it_is_there() -> None:
     device = tvm.metal(1)
     assert str(device) == "metal(1)" and not device.exist and device == tvm.device("metal", 1)
     assert (tvm.cuda(0), tvm.metal(), tvm.gpu(0)) == tuple(
@@ -249,7 +249,7 @@ def test_both_kinds_of_functions_in_one_module() -> None:
     assert tvm.compile(module)(np.ones(2, F32)).numpy().tolist() == [2, 2]
 
 
-def test_a_network_falls_into_kernels() -> None:
+def test_network_falls_into_kernels() -> None:
     text = "def @main(%x: Tensor[(1, 4, 4, 4), float32], %w: Tensor[(4, 4, 3, 3), float32]) {\n"
     text += "  nn.relu(nn.conv2d(%x, %w, padding=[1, 1, 1, 1])) }"
     fused = transform.FuseOps()(transform.InferType()(relay.parse(text)))
@@ -282,7 +282,7 @@ def test_executors_run_the_program(name: str) -> None:
     np.testing.assert_allclose(executors()[name](module).numpy(), [1, 1])  # type: ignore[attr-defined]
 
 
-def test_an_operator_gets_attributes() -> None:
+def test_operator_gets_attributes() -> None:
     register_op_attr("exp", "seeds.is_elementwise", True)
     assert relay.op.op.get("exp").get_attr("seeds.is_elementwise") is True
     relay.op.op.get("exp").reset_attr("seeds.is_elementwise")
@@ -337,7 +337,7 @@ def test_hybrid_script_runs() -> None:
     assert y.tolist() == [2] * 4
 
 
-def test_the_strategy_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute(attrs: object, inputs: Sequence[te.Tensor], out: object) -> list[te.Tensor]:
         return [topi.multiply(inputs[0], te.const(3.0, F32))]
 
@@ -353,7 +353,7 @@ def test_the_strategy_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(np.ones(2, F32)).numpy().tolist() == [3, 3]
 
 
-def test_a_function_of_another_process() -> None:
+def test_function_of_another_process() -> None:
     """002: RPCModule."""
     with rpc.LocalSession() as session:
         module = doubled("twice")
@@ -381,7 +381,7 @@ def template(n: int) -> tuple[te.schedule.Schedule, list[te.Tensor]]:
 
 
 @pytest.mark.parametrize("words", ["AutoTVM", "auto_scheduler"])
-def test_a_program_is_searched_for(words: str) -> None:
+def test_program_is_searched_for(words: str) -> None:
     """003: by a template with knobs, and by sketches that rules derive from what is computed."""
     if words == "AutoTVM":
         task = tune.template_task("seeds/product", (8,), "llvm")
@@ -396,7 +396,7 @@ def test_a_program_is_searched_for(words: str) -> None:
     np.testing.assert_allclose(out, x @ x, rtol=1e-5)
 
 
-def test_a_benchmark_is_logged(tmp_path: Path) -> None:
+def test_benchmark_is_logged(tmp_path: Path) -> None:
     """003: Benchmark Performance Log Format."""
     x = relay.var("x", shape=(2,))
     (tmp_path / "m.relay").write_text(
@@ -408,7 +408,7 @@ def test_a_benchmark_is_logged(tmp_path: Path) -> None:
     assert line["runtime_ms_mean"] > 0 and line["workload"] == "m.relay"
 
 
-def test_a_graph_of_tensorflow() -> None:
+def test_graph_of_tensorflow() -> None:
     """003: TensorFlow Frontend."""
     tf = pytest.importorskip("tensorflow", reason="needs the package tensorflow")
     with tf.Graph().as_default() as graph:
@@ -419,7 +419,7 @@ def test_a_graph_of_tensorflow() -> None:
     assert run(np.full((2, 3), 3, F32)).numpy().tolist() == [[2] * 3] * 2
 
 
-def test_a_model_on_a_small_machine(tmp_path: Path) -> None:
+def test_model_on_a_small_machine(tmp_path: Path) -> None:
     """003: microTVM, its Project API, Model Library Format: a project made of an archive, built,
     and run by a session on this machine."""
     if shutil.which("cc") is None or shutil.which("make") is None:
@@ -435,7 +435,7 @@ def test_a_model_on_a_small_machine(tmp_path: Path) -> None:
     np.testing.assert_allclose(result, np.tanh(data), rtol=1e-5)
 
 
-def test_a_function_of_a_library_calls_what_the_driver_loads(fake_cuda: Device) -> None:
+def test_function_of_a_library_calls_what_the_driver_loads(fake_cuda: Device) -> None:
     """003: CUDAModule, behind a function of the host that says how many threads there are."""
     a = te.placeholder((3,), name="a")
     schedule = tir.Schedule(te.create_prim_func([a, te.compute((3,), lambda i: a[i] + 1.0)]))

@@ -40,7 +40,7 @@ def test_every_document_has_a_rule_and_code() -> None:
     assert {block.seed for block in BLOCKS} == set(RULES)
 
 
-def test_a_block_that_is_changed_is_noticed() -> None:
+def test_block_that_is_changed_is_noticed() -> None:
     block = of_kind(Python)[0]
     changed = CodeBlock(block.seed, block.place, block.text + "\nprint(1)")
     assert changed.digest not in PROGRAMS
@@ -54,7 +54,7 @@ def test_calls_in_a_document_stand_in_its_blocks(seed: str) -> None:
     assert calls and [call for call in calls if flat(call) not in result] == []
 
 
-def test_the_page_names_what_is_excused_or_changed() -> None:
+def test_page_names_what_is_excused_or_changed() -> None:
     page = " ".join(PAGE.read_text().split())
     for digest, block in ONCE.items():
         row = PROGRAMS[digest]
@@ -118,7 +118,7 @@ def test_members_that_cpp_visits_are_fields(library: Path) -> None:
     assert runtime.load_json(runtime.save_json(result)).dtype == "int8"
 
 
-def test_an_error_of_registering_is_that_of_loading(library: Path, tmp_path: Path) -> None:
+def test_error_of_registering_is_that_of_loading(library: Path, tmp_path: Path) -> None:
     """The same names again, in another library."""
     copy = tmp_path / "again.so"
     shutil.copy(library, copy)

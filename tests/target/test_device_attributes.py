@@ -34,7 +34,7 @@ def test_stated_facts_override_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     assert Target("cuda -model=other").thread_warp_size == 32
 
 
-def test_a_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_says_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which has tensor cores or not; what its kind has no option for is left."""
     message = {"arch": "sm_90", "cores": 132, "thread_warp_size": 32, "local_memory": 1}
     monkeypatch.setattr("ekiden.target.target.query_device_attributes", lambda *_: message)

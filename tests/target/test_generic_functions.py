@@ -9,7 +9,7 @@ from ekiden.runtime.errors import InputError
 from ekiden.target import Target
 
 
-def test_the_current_target_chooses_an_implementation() -> None:
+def test_current_target_chooses_an_implementation() -> None:
     @target.generic_func
     def tile(rows: int) -> str:
         return f"default {rows}"

@@ -50,7 +50,7 @@ MACHINES = [
 @pytest.mark.parametrize(
     ("shown", "vendor", "family", "model", "without", "expected", "core"), MACHINES
 )
-def test_flags_say_what_a_processor_is_and_the_model_which_of_equals(
+def test_processor_is_detected_by_flags_then_model(
     shown: str, vendor: str, family: int, model: int, without: str, expected: str, core: str
 ) -> None:
     info = entry(shown, vendor, family, model, without)
@@ -77,7 +77,7 @@ def test_other_architectures_are_probed() -> None:
     assert host_detection.extra_features(PROCESSORS["generic-rv64"], beyond) == ("v",)
 
 
-def test_the_runtime_says_what_is_there(request: pytest.FixtureRequest) -> None:
+def test_runtime_says_what_is_there(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("processor"):
         pytest.skip("needs the machine itself: --processor takes it for another")
     arch = host_detection.host_architecture()
@@ -115,7 +115,7 @@ def test_cache_sizes_come_from_sysfs(tmp_path: Path) -> None:
     )
 
 
-def test_a_hypervisor_is_not_believed_all_it_says(tmp_path: Path) -> None:
+def test_implausible_hypervisor_caches_are_ignored(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "48K", "0"), (2, "Unified", "2048K", "0"),
                     (3, "Unified", "491520K", "0-1"))  # fmt: skip
     row = CORE_MODELS["sapphire"]

@@ -82,7 +82,7 @@ WAYS: list[Callable[[str], object]] = [
 
 
 @pytest.mark.parametrize(("target", "message"), TARGETS)
-def test_targets_are_refused_where_code_would_be_made(target: str, message: str) -> None:
+def test_unsupported_targets_are_refused_at_codegen(target: str, message: str) -> None:
     Target(target)  # to say it is allowed
     for way in WAYS:
         with pytest.raises(CompileError) as raised:
@@ -94,13 +94,13 @@ def test_targets_are_refused_where_code_would_be_made(target: str, message: str)
     assert str(raised.value) == f"build: {message}"
 
 
-def test_a_current_target_is_refused_too() -> None:
+def test_current_target_is_refused_too() -> None:
     with Target("rocm"), pytest.raises(CompileError, match="no code generator"):
         ekiden.compile(module())
 
 
 @pytest.mark.slow
-def test_texts_dictionaries_and_targets_are_the_same() -> None:
+def test_target_forms_are_equivalent() -> None:
     config: Mapping[str, object] = {"kind": "llvm", "cores": 1}
     forms = ["llvm -cores=1", '{"kind": "llvm", "cores": 1}', config, Target("llvm -cores=1")]
     made = [ekiden.compile(module(), form) for form in forms]
@@ -145,7 +145,7 @@ def test_missing_devices_are_refused() -> None:
         debug_executor.create(graph, kernels, METAL)
 
 
-def test_a_host_is_the_same_machine() -> None:
+def test_host_must_be_the_same_machine() -> None:
     other = "aarch64" if Target.host().architecture == "x86-64" else "x86_64"
     message = (
         rf"^compile: the host '{other}-unknown-linux-gnu' of a target must be its own '{HERE}'"

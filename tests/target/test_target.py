@@ -89,7 +89,7 @@ def test_every_fact_can_be_overridden() -> None:
     assert Target({**inputs, "fma-units": 4, "fma-latency": 3, "loads": 3}) == target
 
 
-def test_another_processor_may_give_the_facts() -> None:
+def test_mcpu_option_selects_processor_attributes() -> None:
     target = Target("llvm -mcpu=x86-64-v3 -mtune=sapphirerapids")
     assert (target.cpu, target.vector_bits, target.l2, target.loads) == (
         "x86-64-v3",
@@ -247,7 +247,7 @@ def test_unknown_names_list_the_valid_ones(text: str, start: str) -> None:
 @pytest.mark.parametrize(
     "text", ["llvm", "c", "llvm -mcpu=znver4", "llvm -mcpu=x86-64-v3 -cores=2"]
 )
-def test_a_target_is_equal_to_what_names_it(text: str) -> None:
+def test_target_equals_its_text_forms(text: str) -> None:
     target = Target(text)
     assert target == text
     assert text == target
@@ -258,5 +258,5 @@ def test_a_target_is_equal_to_what_names_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "garbage", "llvm -mcpu=nothing", "llvm -cores=77", 3, None])
-def test_a_target_is_not_equal_to_what_names_another_or_none(other: object) -> None:
+def test_target_is_not_equal_to_what_names_another_or_none(other: object) -> None:
     assert Target("llvm") != other

@@ -40,13 +40,13 @@ def test_attributes_are_facts_and_options() -> None:
         _ = cpu.thread_warp_size
 
 
-def test_a_value_with_spaces_is_quoted() -> None:
+def test_value_with_spaces_is_quoted() -> None:
     target = Target("vulkan -device_name='Name of GPU with spaces' -device_type=discrete")
     assert target.attrs["device_name"] == "Name of GPU with spaces"
     assert Target(str(target)) == target
 
 
-def test_a_configuration_is_a_dictionary_or_json() -> None:
+def test_configuration_is_a_dictionary_or_json() -> None:
     config = {
         "kind": "llvm",
         "keys": ["arm_cpu", "cpu"],
@@ -76,7 +76,7 @@ def test_target_hosts_are_settable() -> None:
     assert Target(f"cuda --host {tag} -arch sm_80") == Target(f"cuda -arch=sm_80 -host={tag}")
 
 
-def test_the_current_target() -> None:
+def test_current_target() -> None:
     assert Target.current() is None
     with pytest.raises(ValueError, match=r"^target: there is no current target; "):
         Target.current(allow_none=False)
@@ -89,7 +89,7 @@ def test_the_current_target() -> None:
 
 
 @pytest.mark.slow
-def test_a_compilation_takes_the_current_target() -> None:
+def test_compilation_takes_the_current_target() -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.add(x, x)))
     oldest = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=x86-64 -cores=1")

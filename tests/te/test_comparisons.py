@@ -18,7 +18,7 @@ pytestmark = pytest.mark.quick
 X, Y = Var("x"), Var("y")
 
 
-def test_a_comparison_is_an_expression() -> None:
+def test_comparison_is_an_expression() -> None:
     for result, expected in (
         (tir.Select(X == 0, X, Y), tir.Select(EQ(X, 0), X, Y)),
         (tir.Select(X != Y, 1, Y), tir.Select(NE(X, Y), 1, Y)),

@@ -16,7 +16,7 @@ from ekiden.tir.transform import lower
 pytestmark = pytest.mark.quick
 
 
-def test_a_reduction_becomes_a_block_with_init() -> None:
+def test_reduction_becomes_a_block_with_init() -> None:
     x = te.placeholder((2, 3), name="x")
     k = te.reduce_axis((0, 3), "k")
     y = te.compute((2,), lambda i: te.sum(x[i, k], k), name="y")
@@ -105,7 +105,7 @@ def test_reducer_identity_elements_have_the_dtype(kind: str, dtype: str, expecte
     assert value.dtype == dtype
 
 
-def test_an_extern_writes_statements() -> None:
+def test_extern_writes_statements() -> None:
     from_tensor = te.placeholder((3,), name="x")
 
     def build(ins: list[tir.Buffer], outs: list[tir.Buffer]) -> tir.Stmt:

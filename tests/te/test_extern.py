@@ -69,7 +69,7 @@ def test_ir_builder_scopes_nest() -> None:
     np.testing.assert_array_equal(result, [[-1, -1, -1], [3, 6, 10]])
 
 
-def test_a_loop_program_on_tensors() -> None:
+def test_loop_program_on_tensors() -> None:
     n = te.size_var("n")
     a = te.placeholder((n,), name="a")
     func = te.create_prim_func([a, te.compute((n,), lambda i: a[i] + 1.0, name="b")], "increase")
@@ -146,7 +146,7 @@ def test_tag_scope_sets_tags() -> None:
         pass
 
 
-def test_scopes_are_their_thread_s() -> None:
+def test_tag_scopes_are_per_thread() -> None:
     """Of a tag, and of the operator that checks are said to be of."""
     data = te.placeholder((4,), name="x")
 
@@ -171,7 +171,7 @@ def test_scopes_are_their_thread_s() -> None:
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_a_likely_condition_may_have_another_side(kind: str, target: str) -> None:
+def test_likely_condition_may_have_another_side(kind: str, target: str) -> None:
     """What is marked `likely` decides where a loop is cut; behind the cut the other side runs."""
     n = te.size_var("n")
     a = te.placeholder((n,), name="a")
@@ -195,6 +195,6 @@ def test_a_likely_condition_may_have_another_side(kind: str, target: str) -> Non
         np.testing.assert_array_equal(out.numpy(), np.where(np.arange(size) < 3, x + 1, x * 4))
 
 
-def test_a_float_of_a_whole_value_is_a_dimension() -> None:
+def test_float_of_a_whole_value_is_a_dimension() -> None:
     packed = te.compute((64 / 32, 3, 32), lambda i, j, k: X[0] + i + j + k, name="packed")
     assert [int(d) for d in packed.shape] == [2, 3, 32]

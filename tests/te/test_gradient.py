@@ -83,7 +83,7 @@ def test_reduction_gradients_match_differences(reduction: Callable[..., te.PrimE
     check(te.compute((4,), lambda i: reduction(x[i, k] * x[i, 2 - k] + x[i, k], k)), [x])
 
 
-def test_a_product_with_a_zero() -> None:
+def test_product_with_a_zero() -> None:
     x = placed(3)
     k = te.reduce_axis((0, 3), "k")
     product = te.comm_reducer(lambda a, b: a * b, lambda t: te.const(1, t), "own")
@@ -108,7 +108,7 @@ def test_products_of_matrices_and_convolutions() -> None:
     )
 
 
-def test_sums_run_over_what_is_free() -> None:
+def test_gradient_sums_over_free_indices() -> None:
     """The gradient of a matrix product has one loop of reduction, not one per equation."""
     a, b = placed(4, 5, name="a"), placed(5, 3, name="b")
     for grad in te.gradient(topi.matmul(a, b), [a, b], placed(4, 3, name="head")):
@@ -136,7 +136,7 @@ def test_chain_gradient_matches_relay() -> None:
         np.testing.assert_allclose(a, b.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_jacobians_and_what_is_not_read() -> None:
+def test_jacobian_of_unread_elements_is_zero() -> None:
     x, y = placed(3), placed(2, name="y")
     out = te.compute((2,), lambda i: x[i] * x[i + 1])
     jacobian, nothing = te.gradient(out, [x, y])

@@ -65,7 +65,7 @@ def run_own(name: str, compute: Callable[..., object]) -> object:
     return ekiden.compile(module)
 
 
-def test_a_compute_may_give_its_one_tensor_without_a_list() -> None:
+def test_compute_may_give_its_one_tensor_without_a_list() -> None:
     executable = run_own("test.alone", double)
     result = executable(np.ones(8, "float32"))  # type: ignore[operator]
     assert result.numpy().tolist() == [2.0] * 8
@@ -75,9 +75,7 @@ def test_a_compute_may_give_its_one_tensor_without_a_list() -> None:
     ("number", "argument"),
     [(0, None), (1, 3), (2, "text"), (3, [None]), (4, [X, 3]), (5, (n for n in "ab"))],
 )
-def test_a_compute_that_gives_anything_else_is_refused_by_name(
-    number: int, argument: object
-) -> None:
+def test_compute_that_gives_anything_else_is_refused_by_name(number: int, argument: object) -> None:
     name = f"test.wrong{number}"
     with pytest.raises(
         CompileError, match=rf"{name}.*expected a list of tensors \(te.Tensor\), got"

@@ -26,7 +26,7 @@ argmax = te.comm_reducer(
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1), (3, 0), (0, 3), (64, 129)])
-def test_a_tuple_reducer_finds_position_and_value(shape: tuple[int, int]) -> None:
+def test_tuple_reducer_finds_position_and_value(shape: tuple[int, int]) -> None:
     m, n = te.size_var("m"), te.size_var("n")
     x = te.placeholder((m, n), name="x")
     k = te.reduce_axis((0, n), "k")
@@ -50,7 +50,7 @@ def test_one_output_of_a_tuple_reduction_may_be_left_unread() -> None:
     np.testing.assert_array_equal(result, array.argmax(1) * 2)
 
 
-def test_a_reducer_of_single_values() -> None:
+def test_reducer_of_single_values() -> None:
     product = te.comm_reducer(lambda a, b: a * b, lambda t: const(1, t), name="mul")
     x = te.placeholder((3, 5), "int32", "x")
     k = te.reduce_axis((0, 5), "k")
@@ -60,7 +60,7 @@ def test_a_reducer_of_single_values() -> None:
     assert isinstance(product(const(2), const(3)), PrimExpr)
 
 
-def test_an_own_reducer_may_have_the_name_of_a_built_in() -> None:
+def test_own_reducer_may_have_the_name_of_a_built_in() -> None:
     """Rules must not take it for the built-in one."""
     strange = te.comm_reducer(lambda a, b: te.max(a, b), lambda t: te.min_value(t), name="sum")
     x = te.placeholder((3, 5), name="x")
@@ -78,7 +78,7 @@ def test_ranges_may_begin_anywhere() -> None:
     np.testing.assert_allclose(evaluate([x], [y], [array])[0], array[:, 2:7].sum(1), rtol=1e-6)
 
 
-def test_a_condition_leaves_elements_out() -> None:
+def test_condition_leaves_elements_out() -> None:
     x = te.placeholder((4, 6), name="x")
     k = te.reduce_axis((0, 6), "k")
     y = te.compute((4,), lambda i: te.sum(x[i, k], axis=k, where=k <= i), name="y")

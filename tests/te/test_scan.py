@@ -62,7 +62,7 @@ def test_several_states() -> None:
     np.testing.assert_allclose(two[1:], highest, rtol=1e-5, atol=1e-6)
 
 
-def test_a_recurrent_network() -> None:
+def test_recurrent_network() -> None:
     """A matrix product between state and update, and a projection of the input before all."""
     steps, units = te.size_var("steps"), 8
     x, w, u = (
@@ -194,7 +194,7 @@ def test_steps_have_stages(change: Callable[[te.Schedule, Tensor, Tensor], None]
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
-def test_an_update_that_reads_the_state_has_vectors(dtype: str, target: str) -> None:
+def test_update_that_reads_the_state_has_vectors(dtype: str, target: str) -> None:
     """The running sum of TVM's tutorial, of data that a stage before it makes and lays out."""
     x, state = te.placeholder((6, 4), dtype, "x"), te.placeholder((6, 4), dtype, "state")
     more = te.compute((6, 4), lambda t, i: x[t, i] + x[t, i], "more")
@@ -247,7 +247,7 @@ def test_unsupported_scan_schedules_are_refused() -> None:
         ekiden.lower(s, args)
 
 
-def test_what_is_read_at_its_own_time_stays_before() -> None:
+def test_scan_input_at_current_step_is_computed_before() -> None:
     """A row that is read where it was written just now is computed before what overwrites it."""
 
     @T.prim_func

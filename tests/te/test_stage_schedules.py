@@ -71,7 +71,7 @@ def test_loops_split_fused_and_ordered(size: int) -> None:
     np.testing.assert_array_equal(run(s, [a, b], x), x * 2 + 1)
 
 
-def test_a_tile_and_relations() -> None:
+def test_tile_and_relations() -> None:
     _, b = doubled((16, 16))
     s = te.create_schedule(b.op)
     xo, yo, xi, yi = s[b].tile(*b.op.axis, x_factor=4, y_factor=8)
@@ -119,7 +119,7 @@ def test_rfactor_of_a_sum_matches(depth: int, factor_axis: int) -> None:
     np.testing.assert_array_equal(run(s, [a, b], x), x.sum(1))
 
 
-def test_a_sum_that_begins_later() -> None:
+def test_sum_that_begins_later() -> None:
     a = te.placeholder((20,), name="A")
     k = te.reduce_axis((3, 17), "k")
     b = te.compute((1,), lambda i: te.sum(a[k], k), name="B")
@@ -131,7 +131,7 @@ def test_a_sum_that_begins_later() -> None:
     assert run(s, [a, b], x)[0] == x[3:17].sum()
 
 
-def test_what_is_inlined_has_no_loops() -> None:
+def test_inlined_stages_have_no_loops() -> None:
     a, b = doubled((9,))
     c = te.compute((9,), lambda i: b[8 - i] + a[i], name="C")
     d = te.compute((9,), lambda i: c[i] * c[i], name="D")
@@ -143,7 +143,7 @@ def test_what_is_inlined_has_no_loops() -> None:
     np.testing.assert_array_equal(run(s, [a, d], x), ((x * 2 + 1)[::-1] + x) ** 2)
 
 
-def test_a_cache_is_laid_out_as_the_leaves() -> None:
+def test_cache_is_laid_out_as_the_leaves() -> None:
     a, b = doubled((21,))
     s = te.create_schedule(b.op)
     outer, _ = s[b].split(b.op.axis[0], 8)
@@ -154,7 +154,7 @@ def test_a_cache_is_laid_out_as_the_leaves() -> None:
     np.testing.assert_array_equal(run(s, [a, b], x), x * 2 + 1)
 
 
-def test_computed_where_a_stencil_reads() -> None:
+def test_compute_at_of_stencil_producer() -> None:
     a, b = doubled((34,))
     c = te.compute((32,), lambda i: b[i] + b[i + 1] + b[i + 2], name="C")
     s = te.create_schedule(c.op)
@@ -235,7 +235,7 @@ def added(size: int) -> te.TensorIntrin:
     return te.decl_tensor_intrin(z.op, write, "vadd")
 
 
-def test_an_instruction_in_the_place_of_a_loop() -> None:
+def test_instruction_in_the_place_of_a_loop() -> None:
     a, b = te.placeholder((4, 16), name="A"), te.placeholder((4, 16), name="B")
     c = te.compute((4, 16), lambda i, j: a[i, j] + b[i, j], name="C")
     s = te.create_schedule(c.op)
@@ -256,7 +256,7 @@ def _zero(out: ekiden.Tensor) -> None:
     out.copyfrom(np.zeros(out.shape, out.dtype))
 
 
-def test_an_instruction_that_begins_and_continues_a_sum() -> None:
+def test_instruction_that_begins_and_continues_a_sum() -> None:
     """Calls get the parts of the buffers, and the sum over what lies around goes on."""
     a, b, c, k = matmul(8, 3, 12)
     w, x = te.placeholder((4, 6), name="w"), te.placeholder((6,), name="x")
@@ -334,7 +334,7 @@ def test_te_schedules_of_symbolic_sizes() -> None:
         np.testing.assert_array_equal(out.numpy(), x * 2)
 
 
-def test_a_result_that_is_read_whole_is_computed_where_it_is_read() -> None:
+def test_result_that_is_read_whole_is_computed_where_it_is_read() -> None:
     a = te.placeholder((6, 8), name="A")
     b = te.compute((6, 8), lambda i, j: a[i, j] + 1, name="B")
     c = te.compute((8, 6), lambda i, j: b[j, i] * 2, name="C")
@@ -347,7 +347,7 @@ def test_a_result_that_is_read_whole_is_computed_where_it_is_read() -> None:
     np.testing.assert_array_equal(out.numpy(), (x + 1).T * 2)
 
 
-def test_an_input_that_is_inlined_stays() -> None:
+def test_input_that_is_inlined_stays() -> None:
     a = te.placeholder((8,), name="A")
     b = te.compute((8,), lambda i: a[i] + 1, name="B")
     s = te.create_schedule(b.op)
@@ -454,7 +454,7 @@ def test_what_is_written_to_a_cache_keeps_the_order_of_its_sums() -> None:
         kept.fuse(outer, inner)
 
 
-def test_an_inlined_argument_is_stored_and_computed_into_its_readers() -> None:
+def test_inlined_argument_is_stored_and_computed_into_its_readers() -> None:
     a = te.placeholder((4,), name="a")
     b = te.compute((4,), lambda i: a[i] + 1.0, name="b")
     c = te.compute((4,), lambda i: b[i] * 2.0, name="c")

@@ -69,7 +69,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
-def test_an_instruction_computes_the_last_axes(dtype: str, target: str) -> None:
+def test_instruction_computes_the_last_axes(dtype: str, target: str) -> None:
     a, b = (te.placeholder((6, 32), dtype, name=name) for name in "ab")
     add = adding(16, dtype)
     c = te.compute(

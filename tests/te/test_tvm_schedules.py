@@ -66,7 +66,7 @@ def test_invalid_arguments_are_refused(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_number_that_nobody_gives_is_named(target: str) -> None:
+def test_missing_scalar_argument_is_named(target: str) -> None:
     out = scaled()
     with pytest.raises(CompileError) as caught:
         ekiden.build(te.create_schedule(out.op), [A, out], target)
@@ -75,7 +75,7 @@ def test_a_number_that_nobody_gives_is_named(target: str) -> None:
     )
 
 
-def test_a_reduction_inside_of_an_expression_is_refused() -> None:
+def test_reduction_inside_of_an_expression_is_refused() -> None:
     k = te.reduce_axis((0, M), "k")
     out = te.compute((N,), lambda i: te.sum(A[i, k], axis=k) + 1, name="C")
     with pytest.raises(ValueError, match="te.sum: a reduction is the whole of a computation"):
@@ -83,7 +83,7 @@ def test_a_reduction_inside_of_an_expression_is_refused() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.5, "2"])
-def test_a_factor_is_a_whole_number(factor: object) -> None:
+def test_factor_is_a_whole_number(factor: object) -> None:
     out = scaled()
     with pytest.raises(ScheduleError) as caught:
         te.create_schedule(out.op)[out].split(out.op.axis[0], factor)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_local_memory_may_have_a_computed_size(
 
 @pytest.mark.parametrize("target", ["cuda", "opencl", "metal", "webgpu"])
 @pytest.mark.parametrize("bound", [False, True])
-def test_what_runs_outside_of_threads_is_not_built_for_a_device(target: str, bound: bool) -> None:
+def test_unbound_loops_are_refused_on_devices(target: str, bound: bool) -> None:
     """Host code cannot reach the memory of a device: it would end the process."""
     first = te.compute((N, M), lambda i, j: A[i, j] + B[i, j], name="C")
     last = te.compute((N, M), lambda i, j: first[i, j] * 2, name="D")
@@ -131,7 +131,7 @@ def test_what_runs_outside_of_threads_is_not_built_for_a_device(target: str, bou
     )
 
 
-def test_an_operation_of_two_tensors_may_be_named_by_both() -> None:
+def test_operation_of_two_tensors_may_be_named_by_both() -> None:
     sums, halves = te.compute(A.shape, lambda i, j: (A[i, j] + 1, A[i, j] / 2), name="C")
     schedule = te.create_schedule([sums.op, halves.op])
     schedule.cache_write([sums, halves], "local")

@@ -137,7 +137,7 @@ def test_sums_of_no_elements_are_zero(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_reducer_may_name_an_axis(target: str) -> None:
+def test_reducer_may_name_an_axis(target: str) -> None:
     x = te.placeholder((10,), name="x")
 
     def largest(n: Var) -> PrimExpr:

@@ -48,7 +48,7 @@ def any_size(a: T.handle, b: T.handle) -> None:
             target[at] = source[at] * 2.0
 
 
-def test_a_split_leaves_nothing_over() -> None:
+def test_split_leaves_nothing_over() -> None:
     sch = tir.Schedule(any_size)
     _, inner = sch.split(sch.get_loops("b")[0], [None, 16])
     sch.vectorize(inner)

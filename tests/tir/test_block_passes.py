@@ -192,7 +192,7 @@ def test_anybody_may_name_an_intrinsic() -> None:
         ekiden.build(func, target="llvm")
 
 
-def test_a_tag_scope_is_a_decorator() -> None:
+def test_tag_scope_is_a_decorator() -> None:
     @te.tag_scope(tag="doubled")
     def double(a: te.Tensor) -> te.Tensor:
         result = te.compute(a.shape, lambda i: a[i] * 2.0)

@@ -25,7 +25,7 @@ def program() -> tir.PrimFunc:
     return tir.PrimFunc((source.buffer, result), ib.get(), {"global_symbol": "f"})
 
 
-def test_a_scope_of_threads_is_a_loop() -> None:
+def test_scope_of_threads_is_a_loop() -> None:
     func = program()
     tir.verify(func, lowered=False)
     again = tir.parse(func.script())
@@ -73,7 +73,7 @@ def test_loops_of_known_extents_are_cut_unless_told_otherwise() -> None:
         np.testing.assert_array_equal(actual, np.arange(19))
 
 
-def test_a_scope_of_its_own_and_the_buffer_of_a_variable() -> None:
+def test_scope_of_its_own_and_the_buffer_of_a_variable() -> None:
     ib = tir.ir_builder.create()
     a = ib.pointer("float32", name="A")
     with ib.new_scope():

@@ -30,7 +30,7 @@ def compacted(body: str) -> tir.PrimFunc:
     return output
 
 
-def test_an_intermediate_shrinks_to_what_is_touched() -> None:
+def test_intermediate_shrinks_to_what_is_touched() -> None:
     result = compacted("""
     for i in range(4):
         t = T.alloc_buffer((4, 8), "float32")
@@ -57,7 +57,7 @@ def test_what_is_named_inside_is_seen_through() -> None:
 
 
 @pytest.mark.parametrize("store", ["t[at[j]]", "t[j * 2 % 8]", "t[j // 2 * 2]"])
-def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> None:
+def test_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> None:
     result = compacted(f"""
     t = T.alloc_buffer((8,), "float32")
     for i in range(4):
@@ -73,7 +73,7 @@ def test_an_intermediate_stays_where_a_step_leaves_a_part_of_it(store: str) -> N
     assert isinstance(result.body, tir.Allocate)
 
 
-def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_reads() -> None:
+def test_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_reads() -> None:
     result = compacted("""
     t = T.alloc_buffer((8,), "float32")
     for i in T.parallel(4):
@@ -91,7 +91,7 @@ def test_a_buffer_moves_into_a_loop_that_writes_it_under_the_condition_of_its_re
     "condition",
     ["if i < 3:", "if j < 8 and at[j] < 2:", "if i >= 2:\n                pass\n            else:"],
 )
-def test_a_buffer_stays_where_its_reads_are_under_another_condition_than_its_writes(
+def test_buffer_stays_where_its_reads_are_under_another_condition_than_its_writes(
     condition: str,
 ) -> None:
     result = compacted(f"""
@@ -107,7 +107,7 @@ def test_a_buffer_stays_where_its_reads_are_under_another_condition_than_its_wri
     assert isinstance(result.body, tir.Allocate)
 
 
-def test_a_buffer_stays_where_the_condition_of_its_reads_changes_meanwhile() -> None:
+def test_buffer_stays_where_the_condition_of_its_reads_changes_meanwhile() -> None:
     result = compacted("""
     t = T.alloc_buffer((8,), "float32")
     for k in range(8):
@@ -137,7 +137,7 @@ def f(out: T.Buffer((2, 8), "float32")):
     assert 't = T.alloc_buffer((1, 8), "float32", scope="shared")' in str(compact_buffers(func))
 
 
-def test_a_buffer_never_grows() -> None:
+def test_buffer_never_grows() -> None:
     with pytest.raises(ValueError, match="a buffer never grows"):
         tir.transform.CompactBufferAllocation(is_strict=False)
 
@@ -159,7 +159,7 @@ def f(out_handle: T.handle, lengths: T.Buffer((1,), "int32")):
 
 
 @pytest.mark.parametrize("read", ["(j + 1) % 8", "7 - j", "j + 1 - j // 7 * 8"])
-def test_a_buffer_stays_where_a_step_reads_what_an_earlier_one_left(read: str) -> None:
+def test_buffer_stays_where_a_step_reads_what_an_earlier_one_left(read: str) -> None:
     func = compacted(f"""
     t = T.alloc_buffer((8,), "float32")
     for i in range(4):
@@ -171,7 +171,7 @@ def test_a_buffer_stays_where_a_step_reads_what_an_earlier_one_left(read: str) -
     assert isinstance(func.body, tir.Allocate)
 
 
-def test_a_buffer_moves_into_a_loop_whose_steps_read_what_they_stored() -> None:
+def test_buffer_moves_into_a_loop_whose_steps_read_what_they_stored() -> None:
     func = compacted("""
     t = T.alloc_buffer((8,), "float32")
     for i in range(4):

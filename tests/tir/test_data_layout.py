@@ -7,7 +7,7 @@ from ekiden import tir
 pytestmark = pytest.mark.quick
 
 
-def test_a_layout_is_its_text_and_its_axes() -> None:
+def test_layout_is_its_text_and_its_axes() -> None:
     layout = tir.layout("NCHW16c")
     assert layout == "NCHW16c" and f"{layout}" == layout.name == "NCHW16c"
     assert len(layout) == 5 and list(layout) == ["N", "C", "H", "W", "c"] and layout[-1] == "c"

@@ -38,7 +38,7 @@ def test_registered_rules_lower_intrinsics_for_their_target() -> None:
         ekiden.build(schedule, [a, b], "llvm")
 
 
-def test_the_text_of_a_call_of_a_users_intrinsic_parses_back() -> None:
+def test_text_of_a_call_of_a_users_intrinsic_parses_back() -> None:
     register_op_attr("tir.gumbel", "TCallEffectKind", tir.CallEffectKind.Pure)
     a = te.placeholder((5,), name="a")
     b = te.compute((5,), lambda i: tir.call_intrin("float32", "tir.gumbel", a[i]), name="b")

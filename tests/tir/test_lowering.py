@@ -105,7 +105,7 @@ for v in T.thread_binding(2, thread="vthread"):
     assert body_of(new).count("for i in range(") == 2
 
 
-def test_a_buffer_is_filled_a_step_ahead() -> None:
+def test_buffer_is_filled_a_step_ahead() -> None:
     func = parse(
         "a: (6, 8), b: (6, 8)",
         """
@@ -153,7 +153,7 @@ for i in range(6):
     assert "(2, 8)" not in body_of(new) and "double_buffer" not in body_of(new)
 
 
-def test_an_annotated_block_becomes_a_double_buffer() -> None:
+def test_annotated_block_becomes_a_double_buffer() -> None:
     x = te.placeholder((6, 8), name="x")
     t = te.compute((6, 8), lambda i, j: x[i, j] + 1.0, name="t")
     y = te.compute((6, 8), lambda i, j: t[i, j] * t[i, 7 - j], name="y")
@@ -207,7 +207,7 @@ for i in range(4):
         assert transform.storage_rewrite(func) is func
 
 
-def test_a_larger_buffer_or_another_type_keeps_its_memory() -> None:
+def test_larger_buffer_or_another_type_keeps_its_memory() -> None:
     func = parse(
         "a: (8,), b: (8,)",
         """
@@ -229,7 +229,7 @@ for i in range(4):
     assert transform.storage_rewrite(func).script() == func.script()
 
 
-def test_a_condition_is_asked_before_the_loops_it_does_not_change_in() -> None:
+def test_condition_is_asked_before_the_loops_it_does_not_change_in() -> None:
     func = parse(
         "a: (8,), b: (8,)",
         """
@@ -256,7 +256,7 @@ for i in range(8):
     )
 
 
-def test_a_condition_that_reads_memory_stays() -> None:
+def test_condition_that_reads_memory_stays() -> None:
     func = parse(
         "a: (8,), b: (8,)",
         """
@@ -292,7 +292,7 @@ for i in range(8):
     )
 
 
-def test_a_branch_that_differs_between_lanes_becomes_masks() -> None:
+def test_branch_that_differs_between_lanes_becomes_masks() -> None:
     func = parse(
         "a: (16,), b: (16,)",
         """
@@ -310,7 +310,7 @@ for i in T.vectorized(8):
     np.testing.assert_array_equal(b, [0, 1, 2, 3, 4, *[0] * 8, 6, 7, 8])
 
 
-def test_a_store_to_one_element_cannot_differ_between_lanes() -> None:
+def test_store_to_one_element_cannot_differ_between_lanes() -> None:
     func = parse(
         "a: (16,), b: (16,)",
         """
@@ -360,7 +360,7 @@ def split_rows(
     return func
 
 
-def test_a_loop_without_iterations_has_no_tail() -> None:
+def test_loop_without_iterations_has_no_tail() -> None:
     """Of a part that begins behind the end: its condition holds for no iteration."""
 
     @T.prim_func
@@ -377,7 +377,7 @@ def test_a_loop_without_iterations_has_no_tail() -> None:
     np.testing.assert_array_equal(out, np.ones(3, "float32"))
 
 
-def test_the_rest_of_a_split_is_a_part_of_its_own() -> None:
+def test_rest_of_a_split_is_a_part_of_its_own() -> None:
     func = split_rows(10, 4, lambda s, loop: None)
     parted = transform.loop_partition(transform.lower_blocks(func))
     assert body_of(parted).split("\n", 1)[1] == (
@@ -388,7 +388,7 @@ def test_the_rest_of_a_split_is_a_part_of_its_own() -> None:
     )
 
 
-def test_an_unrolled_rest_of_unknown_size_has_a_copy_for_each_size() -> None:
+def test_unrolled_rest_of_unknown_size_has_a_copy_for_each_size() -> None:
     func = split_rows(SizeVar("m"), 4, lambda s, loop: s.unroll(loop))  # type: ignore[arg-type]
     text = body_of(transform.loop_partition(transform.lower_blocks(func)))
     assert "for i_0 in range(m // 4):" in text
@@ -413,7 +413,7 @@ def test_loop_partitioning_keeps_meaning(kind: str, rows: SizeVar | int) -> None
         np.testing.assert_array_equal(c, a + 1)
 
 
-def test_a_hinted_loop_is_cut_where_conditions_of_values_change() -> None:
+def test_hinted_loop_is_cut_where_conditions_of_values_change() -> None:
     hinted = """
 for i in T.serial(8, annotations={"pragma_loop_partition_hint": 1}):
     for q in T.serial(3):
@@ -472,7 +472,7 @@ def test_instruments_see_every_pass() -> None:
     assert {"tir.lower", *(pass_.name for pass_ in transform.PASSES)} == set(timing.seconds)
 
 
-def test_a_pass_can_be_left_out() -> None:
+def test_pass_can_be_left_out() -> None:
     func = module()["f"]
     assert isinstance(func, PrimFunc)
     with PassContext(disabled_pass=["tir.VectorizeLoop"]):
@@ -480,7 +480,7 @@ def test_a_pass_can_be_left_out() -> None:
 
 
 @pytest.mark.slow
-def test_a_tile_cut_by_the_edge_stays_in_registers() -> None:
+def test_tile_cut_by_the_edge_stays_in_registers() -> None:
     rows = SizeVar("m")
     a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 32), name="b")
     k = te.reduce_axis((0, 8), "k")
@@ -543,7 +543,7 @@ def test_device_regions_become_functions() -> None:
 
 @pytest.mark.parametrize("backend", ["interpreter", "llvm", "c"])
 @pytest.mark.parametrize("rows", [SizeVar("n"), 3])
-def test_a_split_program_means_the_same(backend: str, rows: SizeVar | int) -> None:
+def test_split_program_means_the_same(backend: str, rows: SizeVar | int) -> None:
     module = transform.SplitHostDevice()(
         transform.LowerOpaqueBlock()(IRModule({"main": thread_copy(rows)}))
     )
@@ -557,7 +557,7 @@ def test_a_split_program_means_the_same(backend: str, rows: SizeVar | int) -> No
     np.testing.assert_array_equal(c, (a[:, ::-1] + 1) * 2)
 
 
-def test_a_device_gets_as_numbers_what_no_buffer_has() -> None:
+def test_device_gets_as_numbers_what_no_buffer_has() -> None:
     func = parse(
         "a: (8,), b: (8,)",
         """
@@ -576,7 +576,7 @@ for i in range(8):
 
 
 @pytest.mark.parametrize("backend", ["interpreter", "llvm", "c"])
-def test_a_loop_may_be_longer_in_some_lanes(backend: str) -> None:
+def test_loop_may_be_longer_in_some_lanes(backend: str) -> None:
     func = parse(
         "a: (20, 4), b: (20,)",
         """

@@ -63,7 +63,7 @@ def run(cache: KernelCache, *added: tuple[int, Pass]) -> float:
 
 
 @pytest.mark.parametrize("phase", range(5))
-def test_a_pass_of_ones_own_runs_at_its_phase(phase: int) -> None:
+def test_pass_of_ones_own_runs_at_its_phase(phase: int) -> None:
     assert run(KernelCache.default(), (phase, adding(1.0))) == 3.0
 
 

@@ -67,7 +67,7 @@ def test_flops_are_counted(body: str, count: int) -> None:
     assert analysis.estimate_tir_flops(ekiden.IRModule({"f": func, "g": func})) == 2 * count
 
 
-def test_a_loop_without_an_end_has_no_count() -> None:
+def test_loop_without_an_end_has_no_count() -> None:
     with pytest.raises(ScheduleError, match="loop 'i' has the extent n"):
         analysis.estimate_tir_flops(parsed("    for i in range(n):\n        A[0] = A[0] + 1.0\n"))
 

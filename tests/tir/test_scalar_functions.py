@@ -230,7 +230,7 @@ def test_operands_are_brought_to_one_dtype_as_tvm_does() -> None:
         (2**64, "uint64"), (-1, "uint64"), (8, "int4"), (65505.0, "float16"), (3.5e38, "float32"),
     ],
 )  # fmt: skip
-def test_a_constant_is_a_number_of_its_dtype(number: float, dtype: str) -> None:
+def test_constant_is_a_number_of_its_dtype(number: float, dtype: str) -> None:
     with pytest.raises(ekiden.EkidenError, match=f"const {number}.*{dtype}".replace("+", ".")):
         tir.const(number, dtype)
 
@@ -269,7 +269,7 @@ def test_halves_of_a_vector() -> None:
         tir.vectorcombine("int8x8", argument, argument)
 
 
-def test_the_operator_of_a_call_has_its_name_in_the_registry() -> None:
+def test_operator_of_a_call_has_its_name_in_the_registry() -> None:
     x = tir.Var("x", "int32")
     for result, name in [
         (tir.exp(x.astype("float32")), "tir.exp"),
@@ -305,7 +305,7 @@ def test_values_are_looked_at_while_a_program_runs() -> None:
         tir.trace(x[0])  # type: ignore[arg-type]
 
 
-def test_a_name_in_an_expression_is_its_value() -> None:
+def test_name_in_an_expression_is_its_value() -> None:
     x, y = tir.Var("x", "int32"), tir.Var("y", "int32")
     assert str(tir.Let(x, y * 10, x + 1)) == "y * 10 + 1"
     with pytest.raises(TypeError, match="Let: x is int32, its value float32"):

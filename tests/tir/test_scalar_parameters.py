@@ -98,7 +98,7 @@ def test_scalar_parameters_of_every_dtype(
     assert type(caught.value).__name__ == error
 
 
-def test_an_address_is_no_argument_of_compiled_code() -> None:
+def test_address_is_no_argument_of_compiled_code() -> None:
     @T.prim_func
     def f(p: T.handle, A: T.Buffer((1,), "int64")) -> None:
         A[0] = 1
@@ -120,7 +120,7 @@ def test_small_types_and_vectors_are_no_arguments(target: str, dtype: str) -> No
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_a_number_may_be_a_size(target: str) -> None:
+def test_number_may_be_a_size(target: str) -> None:
     f, a, b = ekiden.build(add_size, target=target), np.arange(4), np.zeros(6, "int64")
     f(a, 4, b)
     np.testing.assert_array_equal(b, np.arange(6) % 4 + 4)
@@ -150,7 +150,7 @@ def test_relay_gives_tensors_of_no_dimension(executor: str) -> None:
     np.testing.assert_array_equal(result.numpy(), [10, 12, 14, 16])
 
 
-def test_a_size_given_twice_must_agree() -> None:
+def test_size_given_twice_must_agree() -> None:
     @T.prim_func
     def f(n: T.int64, a: T.handle, b: T.handle) -> None:
         T.func_attr({"num_outputs": 1})
@@ -170,7 +170,7 @@ def test_a_size_given_twice_must_agree() -> None:
 
 
 @pytest.mark.parametrize("kind", ["opencl", "cuda"])
-def test_a_device_gets_numbers(kind: str) -> None:
+def test_device_gets_numbers(kind: str) -> None:
     @T.prim_func
     def f(a: T.float32, n: T.int32, A: T.Buffer((8,), "float32")) -> None:
         for i in T.thread_binding(8, thread="threadIdx.x"):

@@ -37,15 +37,15 @@ def test_symbols_do_not_count() -> None:
         assert_structural_equal_ignore_global_symbol(_program(), _program(what="T.float32(2)"))
 
 
-def test_the_name_of_a_block_means_nothing() -> None:
+def test_name_of_a_block_means_nothing() -> None:
     assert structural_equal(_program(), _program(block="C"))
 
 
-def test_an_empty_scope_is_the_global_one() -> None:
+def test_empty_scope_is_the_global_one() -> None:
     assert [b.scope for b in _program().params] == ["global", "global"]
 
 
-def test_a_trace_replays_from_both_its_forms() -> None:
+def test_trace_replays_from_both_its_forms() -> None:
     schedule = tir.Schedule(_program())
     i, j = schedule.get_loops(schedule.get_block("B"))
     schedule.split(i, [2, None])

@@ -165,7 +165,7 @@ def main(A: T.Buffer((1,), "float32")):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_text_of_every_construct_comes_back(name: str) -> None:
+def test_text_of_every_construct_comes_back(name: str) -> None:
     func = parsed(TEXTS[name])
     text = func.script()
     assert structural_equal(parsed(text), func)
@@ -186,7 +186,7 @@ def product(
             C[vi, vj] += A[vi, vk] * B[vk, vj]
 
 
-def test_a_decorated_function_is_the_program() -> None:
+def test_decorated_function_is_the_program() -> None:
     assert isinstance(product, PrimFunc)
     assert product.name == "product"
     rng = np.random.default_rng(0)
@@ -219,7 +219,7 @@ def test_names_around_the_function_are_seen() -> None:
     assert "for i in range(8):" in scaled.script()
 
 
-def test_a_program_written_for_tvm() -> None:
+def test_program_written_for_tvm() -> None:
     """Handles, match_buffer with options, T.int32 sizes, a root block, regions as lists."""
     func = parsed("""
 from tvm.script import tir as T
@@ -306,7 +306,7 @@ class Module:
     assert structural_equal(tir.parse(text), Module)
 
 
-def test_a_module_of_both_languages() -> None:
+def test_module_of_both_languages() -> None:
     x = relay.var("x", shape=(2,))
     functions = {"main": relay.Function([x], relay.op.add(x, x)), "product": product}
     module = IRModule(functions, attrs={"runtime": "vm"})
@@ -325,7 +325,7 @@ def test_loop_programs_of_any_name_print_and_parse(name: str) -> None:
     assert str(module) == module.script()
 
 
-def test_the_name_in_the_module_and_the_symbol_may_differ() -> None:
+def test_name_in_the_module_and_the_symbol_may_differ() -> None:
     again = parsed(product.script())
     module = IRModule({"other": product, "private": again.with_fields(attrs=None)})
     back = tir.parse(module.script())
@@ -436,7 +436,7 @@ def test_parameters_are_checked() -> None:
         tir.parse("")
 
 
-def test_a_decorator_tells_the_line_of_the_file() -> None:
+def test_decorator_tells_the_line_of_the_file() -> None:
     with pytest.raises(ParseError, match=r"test_script\.py:\d+:20: undefined name 'nothing'"):
 
         @T.prim_func
@@ -478,7 +478,7 @@ def test_shared_parts_are_written_once() -> None:
     assert structural_equal(parsed(text), func)
 
 
-def test_a_part_that_statements_share_is_named_once() -> None:
+def test_part_that_statements_share_is_named_once() -> None:
     a = Buffer("A", (const(4),))
     long: PrimExpr = a[0]
     for n in range(40):
@@ -500,7 +500,7 @@ def test_one_variable_bound_twice_is_two_in_the_text() -> None:
     assert structural_equal(parsed(func.script()), func)
 
 
-def test_a_store_converts_to_the_dtype_of_its_buffer() -> None:
+def test_store_converts_to_the_dtype_of_its_buffer() -> None:
     @T.prim_func
     def converted(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "int64")) -> None:
         for i in range(2):
@@ -565,7 +565,7 @@ def noted(A: T.Buffer((4,), "float32"), n: T.int64):
     assert sch.func is not None
 
 
-def test_a_number_is_stored_in_the_dtype_of_the_buffer() -> None:
+def test_number_is_stored_in_the_dtype_of_the_buffer() -> None:
     store = tir.BufferStore(tir.decl_buffer((4,), "int8"), 3, (0,))  # type: ignore[arg-type]
     assert store.value.dtype == "int8"
 
@@ -578,7 +578,7 @@ def test_numbers_in_statements() -> None:
     assert "A[2] = 1.0" in str(result)
 
 
-def test_a_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixture[str]) -> None:
     module = IRModule({"product": product})
     assert str(module) == repr(module) == module.script(show_meta=False)
     assert "@I.ir_module" in str(module) and "@T.prim_func" in str(module)
@@ -587,7 +587,7 @@ def test_a_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixtur
     assert str(IRModule()) == IRModule().astext(show_meta_data=False)
 
 
-def test_a_name_that_has_no_value_yet_is_told_of() -> None:
+def test_name_that_has_no_value_yet_is_told_of() -> None:
     with pytest.raises(ParseError, match="undefined name 'Later'"):
 
         @I.ir_module

@@ -112,7 +112,7 @@ def test_statements_without_effect_are_removed(
         assert str(kept.body) == str(program(before).body)
 
 
-def test_a_let_that_nothing_reads_keeps_its_effect() -> None:
+def test_let_that_nothing_reads_keeps_its_effect() -> None:
     text = 'x: T.int32 = T.call_extern("int32", "count")\nA[0] = 1'
     result = tir.transform.remove_no_op(program(text))
     assert "count" in result.script() and "x" not in result.script().replace("extern", "")

@@ -76,7 +76,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_wrap(dtype: str) -> None:
+def test_integers_wrap_around(dtype: str) -> None:
     data = np.arange(-300, 300, dtype=np.int32)
     result = compiled(lambda x: op.cast(x, dtype), data)
     np.testing.assert_array_equal(result, data.astype(getattr(ml_dtypes, dtype)))
@@ -107,7 +107,7 @@ def test_large_tensors_run_in_parallel_where_they_may(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float4_e2m1fn", "int4"])
-def test_the_interpreter_sees_what_kernels_see(dtype: str) -> None:
+def test_interpreter_sees_what_kernels_see(dtype: str) -> None:
     data = np.resize(codes(dtype), 33)
     x = te.placeholder(data.shape, dtype, "x")
     y = te.compute(data.shape, lambda i: x[32 - i], name="y")

@@ -64,7 +64,7 @@ def test_mismatched_specializations_are_refused() -> None:
         func.specialize({tir.decl_buffer((1,)): tir.decl_buffer((1,))})
 
 
-def test_a_renewed_function_shares_nothing() -> None:
+def test_renewed_function_shares_nothing() -> None:
     func = parsed()
     result = tir.stmt_functor.renew_defs(func)
     assert structural_equal(result, func)

@@ -136,7 +136,7 @@ def test_relay_with_loop_programs_reads_back_behind_each_pass(
     assert {"CallPrimFuncs", "Inline", "FuseOps", "MemoryPlan"} <= set(instrument.passes)
 
 
-def test_a_loop_program_that_cannot_be_read_is_told_with_its_line() -> None:
+def test_loop_program_that_cannot_be_read_is_told_with_its_line() -> None:
     text = 'def @main(%x: Tensor[(4,), float32]) { call_lowered((%x,), func="no program") }'
     with pytest.raises(ekiden.ParseError, match="a loop program cannot be read"):
         relay.parse(text)

@@ -50,7 +50,7 @@ def test_one_object_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summarize_stmt(body) is summarize_stmt(body) and walked == [body]
 
 
-def test_a_pass_that_finds_nothing_gives_what_it_got() -> None:
+def test_pass_that_finds_nothing_gives_what_it_got() -> None:
     func = program()
     assert lower_intrinsics(func) is func and lower_small_types(func) is func
     assert lower_intrinsics(program("exp2")).body is not program("exp2").body

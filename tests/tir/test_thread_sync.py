@@ -25,14 +25,14 @@ def synced(body: str) -> list[str]:
     return [line.strip() for line in text.partition("threadIdx.x")[2].splitlines()[1:] if line]
 
 
-def test_a_barrier_stands_between_a_write_and_reads() -> None:
+def test_barrier_stands_between_a_write_and_reads() -> None:
     assert synced("""
         s[t] = a[0, t]
         b[0, t] = s[7 - t]
 """) == ["s[t] = a[0, t]", WAIT, "b[0, t] = s[7 - t]"]
 
 
-def test_a_step_waits_for_the_one_before() -> None:
+def test_step_waits_for_the_one_before() -> None:
     assert synced("""
         for k in range(4):
             s[t] = a[k, t]
@@ -40,7 +40,7 @@ def test_a_step_waits_for_the_one_before() -> None:
 """)[1:] == [WAIT, "s[t] = a[k, t]", WAIT, "b[k, t] = s[7 - t]"]
 
 
-def test_a_step_waits_where_it_writes_what_the_one_before_read() -> None:
+def test_step_waits_where_it_writes_what_the_one_before_read() -> None:
     assert synced("""
         for k in range(4):
             b[k, t] = a[k, t]
@@ -76,7 +76,7 @@ def test_what_is_before_a_loop_is_waited_for_outside() -> None:
 """) == ["s[t] = a[0, t]", WAIT, "for k in range(4):", "b[k, t] = s[7 - t]"]
 
 
-def test_a_loop_that_may_not_run_is_no_barrier() -> None:
+def test_loop_that_may_not_run_is_no_barrier() -> None:
     body = """
         s[t] = a[0, t]
         for k in range({}):
@@ -87,7 +87,7 @@ def test_a_loop_that_may_not_run_is_no_barrier() -> None:
     assert [synced(body.format(n)).count(WAIT) for n in ("4", "n")] == [1, 2]
 
 
-def test_a_nest_is_walked_once() -> None:
+def test_nest_is_walked_once() -> None:
     """With two visits of each body this would not end."""
     depth = 60
     loops = "".join(f"{' ' * (8 + n)}for i{n} in range(2):\n" for n in range(depth))

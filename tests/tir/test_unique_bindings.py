@@ -42,7 +42,7 @@ def test_what_is_outside_of_a_binding_keeps_the_outer_name() -> None:
     assert result.body.body.indices == (result.body.loop_var,)
 
 
-def test_a_name_ends_with_its_binding() -> None:
+def test_name_ends_with_its_binding() -> None:
     x = Var("x", "float32")
     after = BufferStore(A, const(2.0), (const(3),))
     twice = LetStmt(x, A[0], tir.seq(lets([x]), after, BufferStore(A, x, (const(2),))))

@@ -307,7 +307,7 @@ def test_well_formed_program_is_accepted(name: str) -> None:
     assert verify(func, lowered=False) is func
 
 
-def test_the_line_is_that_of_the_text() -> None:
+def test_line_is_that_of_the_text() -> None:
     func = program(loop(I, 16, tir.seq(COPY, BufferStore(B, A[I + 1], (I,)))))
     with pytest.raises(VerifyError, match="line 7 in loop 'i'"):
         verify(func)

@@ -124,7 +124,7 @@ def test_lowering_leaves_the_source_alone() -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "c"])
-def test_an_address_that_is_a_parameter_is_its_buffer(target: str) -> None:
+def test_address_that_is_a_parameter_is_its_buffer(target: str) -> None:
     func = tir.parse("""
 @T.prim_func
 def f(p: T.handle("float32"), B: T.Buffer((4,), "float32")):

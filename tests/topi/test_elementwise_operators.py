@@ -307,6 +307,6 @@ def test_values_near_zero_keep_their_precision() -> None:
         np.testing.assert_allclose(actual, expected, rtol=4e-16)
 
 
-def test_a_wrong_result_is_named() -> None:
+def test_wrong_result_is_named() -> None:
     with pytest.raises(AssertionError, match=r"1 of 1 cases\nadd\(float32\[3\]"):
         check([case("add", normal(3), normal(3), expected=np.subtract, symbolic=False)], "llvm")

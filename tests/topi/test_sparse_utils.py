@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 @pytest.mark.parametrize(
     "shape, block, density", [((32, 12), (8, 3), 0.3), ((4, 4), (1, 1), 1.0), ((0, 4), (2, 2), 0.5)]
 )
-def test_a_random_matrix_has_so_many_blocks(
+def test_random_matrix_has_so_many_blocks(
     shape: tuple[int, int], block: tuple[int, int], density: float
 ) -> None:
     pytest.importorskip("scipy")

@@ -71,6 +71,6 @@ def test_reference_pooling_and_movement_match_numpy() -> None:
     np.testing.assert_array_equal(larger, x.repeat(2, 2).repeat(2, 3))
 
 
-def test_a_padding_that_is_none_is_refused() -> None:
+def test_padding_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="'VALID', 'SAME' or numbers expected, got 'FULL'"):
         testing.conv2d_nchw_python(normal(1, 1, 3, 3), normal(1, 1, 2, 2), 1, "FULL")

@@ -36,7 +36,7 @@ def check(session: Session, trials: int) -> None:
     }  # that is what else the machine does
 
 
-def test_a_pool_of_processes_is_an_executor(task: Task) -> None:
+def test_pool_of_processes_is_an_executor(task: Task) -> None:
     with ProcessPoolExecutor(1) as pool:
         session = Session([task], measurer=quick(executor=pool))
         session.run(3)
@@ -54,7 +54,7 @@ def own_children() -> list[str]:
     return result
 
 
-def test_an_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> None:
+def test_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> None:
     with ProcessPoolExecutor(1) as pool:
         before = pool.submit(own_children).result()
         session = Session([task], measurer=quick(executor=pool))
@@ -64,7 +64,7 @@ def test_an_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> No
         check(session, 3)
 
 
-def test_a_worker_that_ended_while_it_waited_is_replaced() -> None:
+def test_worker_that_ended_while_it_waited_is_replaced() -> None:
     module = "ekiden.tune.build_job"
     worker = workers.TuneWorker(module)
     worker._process.kill()

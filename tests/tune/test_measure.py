@@ -51,14 +51,12 @@ def test_candidates_are_timed_beside_the_default(task: Task) -> None:
         ("matmull", "rows=2", "no family of kernels is called 'matmull'"),
     ],
 )
-def test_a_candidate_that_cannot_be_is_refused(
-    rule: str, choice: str, said: str, task: Task
-) -> None:
+def test_candidate_that_cannot_be_is_refused(rule: str, choice: str, said: str, task: Task) -> None:
     (outcome,) = quick().measure(task, [Candidate(rule, choice)])
     assert outcome.status == "refused" and said in outcome.said
 
 
-def test_the_one_that_crashed_is_to_blame_and_the_others_are_measured(task: Task) -> None:
+def test_one_that_crashed_is_to_blame_and_the_others_are_measured(task: Task) -> None:
     chosen = drawn(task, 3)
     outcomes = quick(run_function="hostile_jobs:crash_second").measure(task, chosen)
     assert [o.status for o in outcomes] == ["ok" if i != 1 else "crash" for i in range(3)] or [
@@ -66,7 +64,7 @@ def test_the_one_that_crashed_is_to_blame_and_the_others_are_measured(task: Task
     ].count("crash") >= 1
 
 
-def test_a_default_that_does_not_run_is_an_error(task: Task) -> None:
+def test_default_that_does_not_run_is_an_error(task: Task) -> None:
     measurer = quick(build_function="hostile_builds:crash")
     with pytest.raises(NoDefaultError, match="the default: build crash"):
         measurer.measure(task, drawn(task, 1))

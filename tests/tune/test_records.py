@@ -34,7 +34,7 @@ def test_appended_records_read_back(tmp_path: Path) -> None:
     assert all(r.at > 0 and r.processor and r.version for r in again)
 
 
-def test_a_later_trial_that_is_no_faster_takes_a_best_back() -> None:
+def test_later_trial_that_is_no_faster_takes_a_best_back() -> None:
     records = Records([best(0.9), best(0.8), trial(choice="rows=0.9", ratio=0.95)])
     assert records.best()["w t"].ratio == 0.8
     records.append(trial(choice="rows=0.8", ratio=1.1))
@@ -46,7 +46,7 @@ def test_a_later_trial_that_is_no_faster_takes_a_best_back() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 100])
-def test_a_torn_last_line_is_counted_and_writing_goes_on(cut: int, tmp_path: Path) -> None:
+def test_torn_last_line_is_counted_and_writing_goes_on(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     Records.open(path).append(trial(1), trial(2))
     path.write_bytes(path.read_bytes()[:-cut])
@@ -94,7 +94,7 @@ def test_fields_of_later_versions_are_left_out() -> None:
     assert parse_record(line) == trial()
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_text("some\nother\nfile\n")
     with pytest.raises(LoadError, match="none of 3 lines is a record of tuning"):

@@ -101,7 +101,7 @@ class Guess:
         return [abs(row["rows"] - 77) for row in rows]
 
 
-def test_a_model_chooses_among_children() -> None:
+def test_model_chooses_among_children() -> None:
     space = FamilySpace("toy", (Knob("rows", tuple(range(1000)), "rows"),), decide)
     history = {Candidate("toy", f"rows={n}"): float(n) for n in range(60, 90)}
     plain = Evolution(exploration=0.0)
@@ -114,7 +114,7 @@ def test_a_model_chooses_among_children() -> None:
     assert off(guided) < off(plain)
 
 
-def test_a_model_knows_what_earlier_records_say(task: Task) -> None:
+def test_model_knows_what_earlier_records_say(task: Task) -> None:
     source = random.Random(3)
     tried = {task.space.sample(source): 1.0 + n / 10 for n in range(20)}
     records = Records()
@@ -140,7 +140,7 @@ def test_a_model_knows_what_earlier_records_say(task: Task) -> None:
     assert seen == [len(known)]
 
 
-def test_a_kernel_of_a_model_has_a_space(task: Task) -> None:
+def test_kernel_of_a_model_has_a_space(task: Task) -> None:
     source = random.Random(0)
     for _ in range(30):
         candidate = task.space.mutate(task.space.sample(source), source)

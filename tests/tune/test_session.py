@@ -47,7 +47,7 @@ def test_tasks_are_the_distinct_kernels_with_their_calls() -> None:
     assert len({t.workload for t in result.tasks}) == 2
 
 
-def test_a_size_that_nobody_says_skips_a_kernel() -> None:
+def test_size_that_nobody_says_skips_a_kernel() -> None:
     result = module_tasks(two_layers(), Target("llvm"))
     assert not result.tasks
     assert {why for _, why in result.skipped} == {"the size of 'n' is not given"}
@@ -69,7 +69,7 @@ def test_workloads_are_the_same_in_every_process(task: Task) -> None:
     assert done.stdout.strip() == task.key
 
 
-def test_a_second_run_goes_on(task: Task, tmp_path: Path) -> None:
+def test_second_run_goes_on(task: Task, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     first = Session([task], Records.open(path), quick())
     first.run(4)
@@ -153,7 +153,7 @@ def test_what_seems_faster_on_a_machine_that_is_disturbed_is_not_kept(task: Task
     )
 
 
-def test_a_run_before_on_a_faster_day_does_not_disturb(task: Task) -> None:
+def test_run_before_on_a_faster_day_does_not_disturb(task: Task) -> None:
     """The default took a hundredth of its time then."""
     before = Trial(
         workload=task.workload, target=str(task.target), rule="matmul", choice="rows=2", ratio=1.2,
@@ -166,7 +166,7 @@ def test_a_run_before_on_a_faster_day_does_not_disturb(task: Task) -> None:
     assert session.states[0].trials == 5 and session.records.best()
 
 
-def test_a_task_gets_more_where_more_is_won(task: Task) -> None:
+def test_task_gets_more_where_more_is_won(task: Task) -> None:
     session = Session([task], Records(), quick(run_function="hostile_jobs:all_faster"))
     session.run(4)
     (state,) = session.states
@@ -186,9 +186,7 @@ def test_nothing_to_tune_and_no_trials_are_refused(task: Task) -> None:
 
 
 @sizes("kills", 1, 20)
-def test_a_tuner_that_is_killed_loses_a_batch_at_most(
-    kills: int, task: Task, tmp_path: Path
-) -> None:
+def test_tuner_that_is_killed_loses_a_batch_at_most(kills: int, task: Task, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     context = multiprocessing.get_context("fork")
     source = random.Random(kills)

@@ -171,7 +171,7 @@ def test_candidates_know_what_is_known_of_a_rows_values() -> None:
     assert te_task(softmax, Target("llvm")).workload == te_task(softmax, device).workload
 
 
-def test_an_instruction_for_products_of_bytes() -> None:
+def test_instruction_for_products_of_bytes() -> None:
     func = te.create_prim_func(bytes_of_rows())
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 256, (8, 24), np.uint8), rng.integers(-128, 128, (32, 24), np.int8)
@@ -201,7 +201,7 @@ def test_processes_that_build_candidates_know_their_instructions(tensors: of.Ten
     assert outcome.status == "ok", outcome.said
 
 
-def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
+def test_device_has_blocks_and_threads(opencl: Device) -> None:
     func = te.create_prim_func(of.matmul(1, 16, 32, 16))
     rng = np.random.default_rng(0)
     a, b = (
@@ -384,7 +384,7 @@ def own_task() -> Task:
     return schedule_task(te.create_prim_func(of.matmul(1, 16, 32, 8)), [tiled], name="own")
 
 
-def test_a_schedule_with_sampling_is_tuned() -> None:
+def test_schedule_with_sampling_is_tuned() -> None:
     task = own_task()
     assert task.space.default == Candidate(DEFAULT_RULE_NAME)
     measurer = Measurer(turns=3, race_seconds=0.05, jobs=1, batch=4)
@@ -432,7 +432,7 @@ def test_products_of_few_columns_have_tiles(columns: int, processor: str) -> Non
     assert "register" in str(task.source.untuned)
 
 
-def test_a_program_that_no_rule_knows_is_refused() -> None:
+def test_program_that_no_rule_knows_is_refused() -> None:
     x = te.placeholder((), name="x")
     with pytest.raises(CompileError, match="no rule has a sketch for 'y'"):
         te_task([x, te.compute((), lambda: x() + 1.0, name="y")])

@@ -61,7 +61,7 @@ def test_every_choice_computes_the_same() -> None:
     assert "cannot be 5,5" in task.space.refusal(Candidate("tests/product", "rows=5,5"))
 
 
-def test_a_template_is_tuned_and_its_records_are_found() -> None:
+def test_template_is_tuned_and_its_records_are_found() -> None:
     task = tune.template_task(product, (8, 16, 8), "llvm", name="tests/product")
     measurer = Measurer(turns=3, race_seconds=0.05, jobs=1, batch=4)
     session = Session([task], measurer=measurer)

@@ -22,7 +22,7 @@ def job(name: str, seconds: float = LONG, memory: int = 256 << 20) -> WorkerJob:
     return WorkerJob(f"hostile_jobs:{name}", {"n": 3}, (b"abc", b""), seconds, memory)
 
 
-def test_a_job_is_answered_with_what_it_said_on_the_way() -> None:
+def test_job_is_answered_with_what_it_said_on_the_way() -> None:
     head, parts = run_in_worker(job("say"))
     assert head["answer"] == {"got": [3, 0], "n": 3} and parts == [b"abc", b""]
     assert head["news"] == [{"at": 7}] and head["said"] == "something on the way\n"
@@ -41,7 +41,7 @@ def test_one_that_fails_says_how_and_the_worker_goes_on(name: str, error: str) -
         worker.close()
 
 
-def test_a_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
+def test_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
     worker = TuneWorker("hostile_jobs")
 
     def kill() -> None:
@@ -56,7 +56,7 @@ def test_a_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
     assert run_in_worker(job("say"))[0]["answer"]
 
 
-def test_a_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it ends just as it is asked: it is seen alive."""
     worker = TuneWorker("hostile_jobs")
     assert worker.run_job(job("say"))[0]["answer"]
@@ -75,11 +75,11 @@ def job_of(worker: TuneWorker) -> int:
     return int(result[0])
 
 
-def test_a_worker_without_the_function_is_a_crash() -> None:
+def test_worker_without_the_function_is_a_crash() -> None:
     assert run_in_worker(WorkerJob("hostile_jobs:nothing", {}))[0]["error"] == "crash"
 
 
-def test_a_worker_whose_tuner_is_gone_ends_its_job() -> None:
+def test_worker_whose_tuner_is_gone_ends_its_job() -> None:
     worker = TuneWorker("hostile_jobs")
 
     def wait() -> None:
@@ -115,7 +115,7 @@ def test_messages_come_in_pieces_and_what_is_none_ends_them() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 15, 16, 17])
-def test_a_message_that_ends_early_is_none(cut: int) -> None:
+def test_message_that_ends_early_is_none(cut: int) -> None:
     source, to = os.pipe()
     os.write(to, encode_message({"a": 1}, [b"xyz"])[:cut])
     os.close(to)

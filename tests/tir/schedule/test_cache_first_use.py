@@ -93,7 +93,7 @@ def test_first_rows_of_a_panel_copy_it_for_the_others() -> None:
     np.testing.assert_array_equal(arguments[-1], expected)
 
 
-def test_the_step_replays() -> None:
+def test_step_replays() -> None:
     sch, panel = panels(product())
     sch.read_at(panel, "c_1", 1, "global", first_use="c")
     again = tir.Schedule(product())
@@ -102,7 +102,7 @@ def test_the_step_replays() -> None:
     assert "first_use=b0" in str(sch.trace)
 
 
-def test_a_copy_of_a_region_stays_in_the_loop_of_the_region() -> None:
+def test_copy_of_a_region_stays_in_the_loop_of_the_region() -> None:
     a, x = te.placeholder((13, 9), name="a"), te.placeholder((9, 24), name="x")
     b, k = te.compute((9, 24), lambda i, j: x[i, j] * 2.0, name="b"), te.reduce_axis((0, 9), "k")
     c = te.compute((13, 24), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
@@ -130,7 +130,7 @@ def test_blocks_in_the_wrong_order_are_refused(
         sch.read_at(panel, reader, 1, "global", first_use=first)
 
 
-def test_a_first_block_that_reads_less_is_refused() -> None:
+def test_first_block_that_reads_less_is_refused() -> None:
     sch, panel = panels(product())
     _, row, k, _ = sch.get_loops("c")
     sch.reorder(k, row)
@@ -147,7 +147,7 @@ def test_blocks_that_take_turns_are_refused() -> None:
         sch.read_at(panel, "c", 1, "global", first_use="c")
 
 
-def test_the_only_reader_is_refused() -> None:
+def test_only_reader_is_refused() -> None:
     sch = tir.Schedule(product())
     with pytest.raises(ScheduleError, match="no block but 'c' reads 'b' in the loop"):
         sch.read_at(sch.get_loops("c")[1], "c", 1, "global", first_use="c")

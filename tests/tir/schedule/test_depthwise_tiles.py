@@ -122,14 +122,14 @@ def test_conditions_on_tiles_that_differ_are_refused() -> None:
         sch.tensorize(row, TILE)
 
 
-def test_a_zero_factor_is_not_left_out() -> None:
+def test_zero_factor_is_not_left_out() -> None:
     """0 times a weight is no number where the weight is infinite."""
     sch, row = tiled(lines((8, 8), 4, whole_terms=False))
     with pytest.raises(ScheduleError, match="is no product of elements"):
         sch.tensorize(row, TILE)
 
 
-def test_a_product_of_matrices_is_refused() -> None:
+def test_product_of_matrices_is_refused() -> None:
     a, b = te.placeholder((8, 6), name="a"), te.placeholder((6, 4), name="b")
     k = te.reduce_axis((0, 6), "k")
     c = te.compute((8, 4), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")

@@ -100,7 +100,7 @@ def test_words_that_are_looked_up_are_a_loop_of_their_own() -> None:
 
 
 @pytest.mark.quick
-def test_an_empty_table_adds_no_loop() -> None:
+def test_empty_table_adds_no_loop() -> None:
     sch = Schedule(product(3, 4, 0, 2))
     assert "table[" not in str(sch.func)
 
@@ -133,7 +133,7 @@ def test_int16_sums_of_undeclared_weights_are_refused() -> None:
 
 
 @pytest.mark.quick
-def test_a_table_that_rows_index_is_refused() -> None:
+def test_table_that_rows_index_is_refused() -> None:
     data = te.placeholder((3, 16), "uint8", "data")
     weight = te.placeholder((1, 6, PANEL, 4), "int8", "weight")
     table = te.placeholder((3, 2), "int32", "table")
@@ -150,7 +150,7 @@ def test_a_table_that_rows_index_is_refused() -> None:
 
 
 @pytest.mark.quick
-def test_a_computation_declares_what_its_inputs_hold() -> None:
+def test_computation_declares_what_its_inputs_hold() -> None:
     a = te.placeholder((4,), name="a")
     facts = {BLOCK_ANNOTATIONS_ATTR: {INT16_PAIR_SUMS_FACT: 1}}
     b = te.compute((4,), lambda i: a[i] * 2.0, name="b", attrs=facts)

@@ -92,7 +92,7 @@ def test_parts_of_an_ordered_loop_go_around_spatial_loops() -> None:
     check(sch.func)
 
 
-def test_a_producer_moves_into_the_steps_of_a_scatter() -> None:
+def test_producer_moves_into_the_steps_of_a_scatter() -> None:
     sch = tir.Schedule(scatter)
     sch.reorder(*(sch.get_loops("scatter")[n] for n in (2, 0, 1)))
     copy = sch.cache_read("scatter", "x", "global")

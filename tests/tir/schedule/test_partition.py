@@ -61,7 +61,7 @@ def test_invalid_partitions_are_refused(factors: list[int | None], why: str) -> 
         sch.loop_partition(sch.get_loops("b")[0], factors)
 
 
-def test_a_mark_is_replayed() -> None:
+def test_mark_is_replayed() -> None:
     sch = row_sums()
     sch.enter_postproc()
     sch.parallel(sch.get_loops("b")[0])

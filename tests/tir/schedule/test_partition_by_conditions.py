@@ -177,7 +177,7 @@ def test_tiles_without_a_border_have_no_condition() -> None:
     assert extents == [[1, 6], [2, 6], [1, 5]]
 
 
-def test_a_row_of_unknown_length_has_a_middle_without_conditions() -> None:
+def test_row_of_unknown_length_has_a_middle_without_conditions() -> None:
     window = Window(9, 3, 2, 1, 1, 1)
     func = window_sum(window, "term", symbolic=True)
     sch = Schedule(func)
@@ -197,7 +197,7 @@ def test_steps_after_a_partition_read_nothing_outside() -> None:
     check(sch.func, window, "term", "reindexed")
 
 
-def test_a_region_ends_where_its_block_does() -> None:
+def test_region_ends_where_its_block_does() -> None:
     """A split that rounds up has iterations that are none of the block."""
     window = Window(15, 3, 1, 1, 1, 1)
     sch = Schedule(window_sum(window, "term"))
@@ -223,7 +223,7 @@ def test_iterators_that_share_a_loop_keep_their_condition() -> None:
     np.testing.assert_array_equal(out, np.array(reference, "float32"))
 
 
-def test_a_region_in_which_a_condition_never_holds_has_the_other_value() -> None:
+def test_region_in_which_a_condition_never_holds_has_the_other_value() -> None:
     window = Window(2, 1, 1, 1, 6, 0)
     sch = Schedule(window_sum(window, "choice"))
     sch.partition_by_conditions("y", sch.get_loops("y")[0])
@@ -315,7 +315,7 @@ def test_what_cannot_be_parted_is_refused(name: str) -> None:
     assert names == ["y"]
 
 
-def test_a_loop_that_is_not_around_the_block_is_refused() -> None:
+def test_loop_that_is_not_around_the_block_is_refused() -> None:
     x = te.placeholder((8,), name="x")
     a = te.compute((8,), lambda i: x[i] + 1.0, name="a")
     y = te.compute((8,), lambda i: if_then_else(i >= 1, a[i - 1], const(0.0, "float32")), name="y")

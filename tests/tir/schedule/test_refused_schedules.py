@@ -19,7 +19,7 @@ def test_invalid_schedule_is_refused(case: Refused) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_refusal_changes_nothing(case: Refused) -> None:
+def test_refusal_changes_nothing(case: Refused) -> None:
     """The program is that before the refused step, and the trace replays to it."""
     sch = Schedule(case.program)
     with pytest.raises(ScheduleError):
@@ -41,7 +41,7 @@ def test_error_location_can_be_omitted() -> None:
     assert str(error.value) == CASES[0].message.split("\n")[0]
 
 
-def test_an_unknown_intrinsic_names_those_there_are() -> None:
+def test_unknown_intrinsic_names_those_there_are() -> None:
     sch = Schedule(CASES[0].program)
     message = "tensor intrinsic 'no.such': there is none; there are .*'test.dot8'"
     with pytest.raises(ScheduleError, match=message):

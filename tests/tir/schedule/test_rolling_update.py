@@ -109,7 +109,7 @@ def test_random_online_sums_equal_numpy(group: int) -> None:
 
 
 @pytest.mark.quick
-def test_a_sum_is_corrected_in_the_loop_of_the_maximum() -> None:
+def test_sum_is_corrected_in_the_loop_of_the_maximum() -> None:
     sch = Schedule(attention(3, 8, 2))
     outer = tile_keys(sch, "m", 4)
     tile_keys(sch, "s", 4)
@@ -147,7 +147,7 @@ def test_scores_can_be_computed_in_the_loop_afterwards() -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("block", ["s", "o"])
-def test_the_loop_may_be_parallel(block: str) -> None:
+def test_loop_may_be_parallel(block: str) -> None:
     sch = Schedule(attention(3, 8, 2))
     outer = tile_keys(sch, "m", 4)
     tile_keys(sch, block, 4)

@@ -194,7 +194,7 @@ def test_reads_under_tiles_of_tiles() -> None:
     check(sch.func)
 
 
-def test_a_reducer_of_two_outputs() -> None:
+def test_reducer_of_two_outputs() -> None:
     """The largest element and its number."""
     x, n = te.placeholder((4, 6), name="x"), te.placeholder((4, 6), "int64", name="n")
     largest = te.comm_reducer(
@@ -336,7 +336,7 @@ def test_sizes_of_int32_stay_so(step: Callable[[Schedule], object]) -> None:
     assert "T.serial" not in text
 
 
-def test_a_sum_without_its_init_has_tvms_name_too() -> None:
+def test_sum_without_its_init_has_tvms_name_too() -> None:
     sch = Schedule(product())
     sch.decompose_reduction("c", loops(sch)[2])
     assert sch.get(sch.get_block("c_update")) is sch.get(sch.get_block("c"))
@@ -385,7 +385,7 @@ def one_element(x: T.Buffer((8,), "float32"), out: T.Buffer((1,), "float32")) ->
             out[v] = b[3]
 
 
-def test_an_element_of_another_step_is_not_there_yet() -> None:
+def test_element_of_another_step_is_not_there_yet() -> None:
     sch = Schedule(one_element)
     with pytest.raises(ScheduleError, match="read just what a step of 'i' has written"):
         sch.reverse_compute_at("out", sch.get_loops("b")[0])
@@ -475,7 +475,7 @@ def test_blockize_keeps_both_bounds_of_an_iterator() -> None:
     tir.verify(lower(sch.func))
 
 
-def test_a_region_behind_the_first_does_not_begin_the_sum() -> None:
+def test_region_behind_the_first_does_not_begin_the_sum() -> None:
     sch = tir.Schedule(windows)
     loop = sch.get_loops(sch.get_block("sum"))[2]
     sch.reorder(loop, *sch.get_loops(sch.get_block("sum"))[:2])

@@ -819,7 +819,7 @@ def test_every_step_has_a_text() -> None:
     assert steps - {"split"} <= set(CASES)
 
 
-def test_a_copy_by_a_map_is_done_or_refused_as_a_whole() -> None:
+def test_copy_by_a_map_is_done_or_refused_as_a_whole() -> None:
     sch = Schedule(rows())
     before = str(sch.func)
     for step, faulty in [

@@ -34,7 +34,7 @@ def tiled(func: tir.PrimFunc, seed: int | None = None) -> tir.Schedule:
     return sch
 
 
-def test_a_trace_prints_as_python() -> None:
+def test_trace_prints_as_python() -> None:
     sch = tir.Schedule(product())
     block = sch.get_block("c")
     i, j, k = sch.get_loops(block)
@@ -68,7 +68,7 @@ def test_names_become_handles() -> None:
     ]  # fmt: skip
 
 
-def test_a_trace_saves_and_replays() -> None:
+def test_trace_saves_and_replays() -> None:
     sch = tiled(product(), seed=3)
     saved = json.dumps(sch.trace.as_json())
     other = tir.Schedule(product())
@@ -77,7 +77,7 @@ def test_a_trace_saves_and_replays() -> None:
     assert other.trace.as_json() == json.loads(saved)
 
 
-def test_a_trace_replays_on_another_program() -> None:
+def test_trace_replays_on_another_program() -> None:
     """A tile that does not fit is mended: its inner factors stay where they divide."""
     sch = tiled(product(), seed=3)
     larger = tir.Schedule(product(rows=16))
@@ -88,7 +88,7 @@ def test_a_trace_replays_on_another_program() -> None:
     assert sizes[0] * sizes[2] == 16
 
 
-def test_a_trace_refuses_where_a_step_is_refused() -> None:
+def test_trace_refuses_where_a_step_is_refused() -> None:
     sch = tir.Schedule(product())
     sch.compute_at("c", sch.get_loops("d")[1])
     x = te.placeholder((4,), name="c")
@@ -110,7 +110,7 @@ def test_decisions_can_be_changed() -> None:
     assert sch.trace.get_decision(tile) != [4, 2] or str(other.func) == str(sch.func)
 
 
-def test_a_decision_provider_decides() -> None:
+def test_decision_provider_decides() -> None:
     sch = tiled(product(), seed=3)
     other = tir.Schedule(product())
     inputs = {"sample_perfect_tile": [2, 4], "sample_categorical": 1}
@@ -183,7 +183,7 @@ def test_schedule_copies_are_independent() -> None:
     assert len(other.trace) == len(sch.trace) + 2
 
 
-def test_a_module_of_functions() -> None:
+def test_module_of_functions() -> None:
     module = IRModule({"main": product(), "other": product(rows=4)})
     sch = tir.Schedule(module)
     sch.parallel(sch.get_loops("c")[0])

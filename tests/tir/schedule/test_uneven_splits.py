@@ -130,7 +130,7 @@ def test_sums_in_the_memory_of_the_result() -> None:
     check(sch)
 
 
-def test_a_copy_of_what_a_step_reads() -> None:
+def test_copy_of_what_a_step_reads() -> None:
     sch, loops = tiled()
     copy = sch.read_at(loops[0], "c", 0, "global", pad=5)  # type: ignore[arg-type]
     assert "a_global = T.alloc_buffer((7, 8)" in str(sch.func)
@@ -164,7 +164,7 @@ def test_what_is_read_elsewhere_is_not_reused() -> None:
         sch.reuse_buffer("b", 0)
 
 
-def test_an_axis_of_one_element_has_one_place() -> None:
+def test_axis_of_one_element_has_one_place() -> None:
     a = te.placeholder((1, 4), name="a")
     b = te.compute((1, 4), lambda i, j: a[0, j] * 2.0, name="b")
     c = te.compute((1, 4), lambda i, j: b[0, j] + 1.0, name="c")
@@ -173,7 +173,7 @@ def test_an_axis_of_one_element_has_one_place() -> None:
     assert "alloc_buffer" not in str(sch.func)
 
 
-def test_a_loop_that_counts_parts_keeps_them_whole() -> None:
+def test_loop_that_counts_parts_keeps_them_whole() -> None:
     sch = Schedule(product())
     t, _ = sch.split(sch.get_loops("c")[0], [None, 2], tail="short")
     with pytest.raises(ScheduleError, match="it must not count the parts of a loop"):
@@ -223,7 +223,7 @@ def test_columns_that_do_not_lie_in_order() -> None:
         sch.tensorize(sch.get_loops("c")[0], "register_tile()")
 
 
-def test_a_tile_of_any_program() -> None:
+def test_tile_of_any_program() -> None:
     sch, loops = tiled()
     sch.reuse_buffer("c", 0)
     sch.tensorize(loops[3], "register_tile(lanes=2, unroll=2)")  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ SPLITS = {(5, 2): (2, 5), (3, 2, 2): (3, 6), (2, 7, 3): (2, 3, 6), (4, 9): (2, 3
 
 
 @pytest.mark.parametrize(("shape", "factor"), [(s, f) for s, fs in SPLITS.items() for f in fs])
-def test_a_split_inside_an_axis(shape: tuple[int, ...], factor: int) -> None:
+def test_split_inside_an_axis(shape: tuple[int, ...], factor: int) -> None:
     """Steps of joined loops are told apart where a part ends in the middle of one of them."""
     total = int(np.prod(shape))
     a = te.placeholder(shape, name="a")
