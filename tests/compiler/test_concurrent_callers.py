@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -148,3 +150,19 @@ def test_gc_freeze_count_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for body in (relay.nn.relu(x), relay.exp(x), relay.tanh(x)):
         ekiden.compile(relay.IRModule.from_expr(Function((x,), body, None)))
     assert len(counts) <= 1 and count() > 0
+
+
+LATE_COMPILER = """
+import gc, sys
+import ekiden
+gc.freeze()  # as a server does before its first model comes
+assert "ekiden.compiler.build" not in sys.modules
+x = ekiden.relay.var("x", shape=(3,))
+ekiden.compile(ekiden.IRModule.from_expr(ekiden.relay.Function([x], ekiden.relay.nn.relu(x))))
+tracked = {id(thing) for thing in gc.get_objects()}
+assert id(vars(sys.modules["ekiden.compiler.build"])) not in tracked
+"""
+
+
+def test_a_server_that_compiles_later_never_collects_the_compiler() -> None:
+    subprocess.run([sys.executable, "-c", LATE_COMPILER], check=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from test_chat import lines
 from tiny_models import tiny
 
@@ -229,3 +230,48 @@ def test_decoder_implements_text_engine(model: llm.Model) -> None:
         answer_of(served, sampling, deadline=0.0)
     served.close()
     assert np.asarray(model.logits([1])).shape == (1, 256)
+
+
+def test_a_step_reads_a_chunk_and_gives_every_running_text_its_token(
+    model: llm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts work and no time: tokens that the program reads, tokens that the host copies, and
+    compilations, while a long prompt comes, texts are closed and others wait.
+    """
+    chunk, sizes, copied = 16, [], [0]
+    call, part = llm.Model._call_entry, llm.Stream.part
+
+    def counted_call(own: llm.Model, entry: str, *inputs: NDArray[np.int32]) -> object:
+        is_prefill = entry == "prefill"
+        sizes.append(inputs[1].size if is_prefill else inputs[2].shape[0])
+        return call(own, entry, *inputs)
+
+    def counted_part(stream: llm.Stream, first: int, count: int) -> list[int]:
+        tokens = part(stream, first, count)
+        copied[0] += len(tokens)
+        return tokens
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a step compiles")
+
+    monkeypatch.setattr(llm.Model, "_call_entry", counted_call)
+    monkeypatch.setattr(llm.Stream, "part", counted_part)
+    monkeypatch.setattr("ekiden.compiler.compile.compile_artifact", refuse)
+    engine = llm.Engine(model, sequences=3, chunk=chunk)
+    sampling = llm.Sampling(max_tokens=40, ignore_end=True)
+    running = [engine.submit(prompt, sampling) for prompt in PROMPTS[:2]]
+    engine.step()
+    long = engine.submit(list(range(200)), sampling)
+    waiting = [engine.submit([7, n], sampling) for n in range(4)]
+    for number in range(30):
+        before, copied[0] = [len(text.tokens) for text in running], 0
+        engine.step()
+        assert [len(text.tokens) for text in running] == [n + 1 for n in before]
+        assert sizes[-1] <= chunk + len(running)
+        # What a step copies of texts depends on the chunk alone: two tokens more for each text.
+        assert copied[0] <= chunk + 3 * engine.sequences
+        if number == 5:
+            running.pop().close()
+    assert len(long.tokens) > 0 and len(sizes) == 31  # one call a step
+    engine.close(long)
+    assert [len(list(text)) for text in waiting] == [40] * 4

@@ -4,7 +4,8 @@ nonsense, while every answer that is read whole must be the one it always was.
     python tests/serve/soak_texts.py --seconds 3600 --clients 16 --seed 1
 
 prints one line of JSON: how many requests of each kind there were, the greatest pause of the
-engine's loop between two steps while there was work, the longest step, and what the server held
+engine's loop between two steps while there was work and the longest step, both by the clock and by
+the processor time of the loop's thread, the longest garbage collection, and what the server held
 before and after. It ends with 1 where an answer was wrong, a model did not answer at the end, or
 something was held that nobody used. The server is a process of its own, with a Llama of random
 weights.
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,14 +89,22 @@ def serve(folder: str) -> None:
     tokenizer = Tokenizer(ByteTokenizer(), {"chat_template": TEMPLATE})
     checkpoint = tiny("llama", vocab_size=256, max_position_embeddings=2048)
     pauses = Pauses()
-    step = Engine.step
+    step, call = Engine.step, llm.Model._call_entry
 
     def timed_step(engine: Engine) -> None:
         pauses.begin(engine)
         step(engine)
         pauses.end(engine)
 
+    def timed_call(model: llm.Model, entry: str, *inputs: object) -> object:
+        began = time.thread_time()
+        try:
+            return call(model, entry, *inputs)
+        finally:
+            pauses.program[id(model)] += time.thread_time() - began
+
     Engine.step = timed_step  # type: ignore[method-assign]
+    llm.Model._call_entry = timed_call  # type: ignore[method-assign]
     server = Server(folder, port=0, log="error", grpc=False)
     served = {
         name: DecoderTextModel(
@@ -105,7 +114,8 @@ def serve(folder: str) -> None:
     }
 
     async def held(request: Request) -> Response:
-        gc.collect()
+        if not any(m._model.engine._running for m in served.values()):
+            gc.collect()  # a full collection would be a pause of texts under way
         models = server.engine.repository.models
         pages = {name: m._model.engine.pages.num_available for name, m in served.items()}
         return JSONResponse({
@@ -118,8 +128,7 @@ def serve(folder: str) -> None:
             "threads": threading.active_count(),
             "files": len(os.listdir("/proc/self/fd")),
             "rss_mb": int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20,
-            "longest_step_ms": round(1e3 * pauses.longest_step, 1),
-            "longest_pause_ms": round(1e3 * pauses.longest_pause, 1),
+            **{f"longest_{name}_ms": round(1e3 * s, 1) for name, s in pauses.longest.items()},
             "steps": pauses.steps,
         })  # fmt: skip
 
@@ -143,24 +152,47 @@ def serve(folder: str) -> None:
 
 
 class Pauses:
-    """Clock of an engine's loop: how long it did not step although it had texts."""
+    """Clock of an engine's loop: how long it did not step although it had texts. What takes the
+    processor from it is in the times by the clock alone, and not in those of its thread.
+    """
 
     def __init__(self) -> None:
-        self.longest_step = self.longest_pause = 0.0
+        names = ("step", "pause", "step_processor", "host_processor", "pause_processor",
+                 "collection")  # fmt: skip
+        self.longest = dict.fromkeys(names, 0.0)
         self.steps = 0
-        self._began: dict[int, float] = {}
-        self._ended: dict[int, float] = {}
+        self.program: dict[int, float] = defaultdict(float)
+        """Processor seconds of each model's calls within the step that it makes."""
+        self._began: dict[int, tuple[float, float]] = {}
+        self._ended: dict[int, tuple[float, float]] = {}
+        self._collection_began = 0.0
+        gc.callbacks.append(self._time_collection)
+
+    def _time_collection(self, phase: str, info: dict[str, int]) -> None:
+        now = time.thread_time()
+        if phase == "start":
+            self._collection_began = now
+        elif info["generation"]:
+            self._note("collection", now - self._collection_began)
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.longest[name] = max(self.longest[name], seconds)
 
     def begin(self, engine: Any) -> None:  # noqa: ANN401  # an Engine
         """Take the time before a step."""
-        now = self._began[id(engine)] = time.perf_counter()
+        now, used = self._began[id(engine)] = time.perf_counter(), time.thread_time()
         if id(engine) in self._ended and engine._running:
-            self.longest_pause = max(self.longest_pause, now - self._ended[id(engine)])
+            self._note("pause", now - self._ended[id(engine)][0])
+            self._note("pause_processor", used - self._ended[id(engine)][1])
+        self.program[id(engine.model)] = 0.0
 
     def end(self, engine: Any) -> None:  # noqa: ANN401  # an Engine
         """Take the time after a step."""
-        now = self._ended[id(engine)] = time.perf_counter()
-        self.longest_step = max(self.longest_step, now - self._began[id(engine)])
+        now, used = self._ended[id(engine)] = time.perf_counter(), time.thread_time()
+        self._note("step", now - self._began[id(engine)][0])
+        step_used = used - self._began[id(engine)][1]
+        self._note("step_processor", step_used)
+        self._note("host_processor", step_used - self.program[id(engine.model)])
         self.steps += 1
 
 

@@ -412,6 +412,10 @@ def _import_compiler() -> Any:  # noqa: ANN401
             if collects:
                 gc.enable()
                 _promote_to_old_generation()
+                if _has_frozen:
+                    # Of a server that froze what it had loaded before: its full collections would
+                    # walk the compiler's modules, which stay, in the midst of requests.
+                    gc.freeze()
 
 
 def compile_artifact(

@@ -12,7 +12,7 @@ becomes does not depend on those beside it.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from operator import index
@@ -64,6 +64,8 @@ class Stream:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     """Those made so far."""
+    token_counts: Counter[int] = field(default_factory=Counter)
+    """How often it has each of them, where penalties depend on that."""
     finish: str = ""
     """Why it is over: "stop" at a token or text that ends it, "length", "closed", or "failed" where
     the run failed that it was in, or its logits are no numbers: its next token is a RunError."""
@@ -131,6 +133,12 @@ class Stream:
     def whole(self) -> tuple[int, ...]:
         """Return all tokens, prompt included."""
         return (*self.prompt, *self.tokens)
+
+    def part(self, first: int, count: int) -> list[int]:
+        """Return `count` tokens from position `first`, in time that depends on these alone."""
+        begin = max(first - len(self.prompt), 0)
+        of_prompt = self.prompt[first : first + count]
+        return [*of_prompt, *self.tokens[begin : begin + count - len(of_prompt)]]
 
     @property
     def name(self) -> str:
@@ -371,9 +379,8 @@ class Engine:
                 # Some prompt goes on in any case.
                 budget = max(budget - count, 0 if stream.is_reading else 1)
         streams = [owner for owner, _, _ in segments]
-        ids = np.concatenate(
-            [segment_stream.whole[first : first + n] for segment_stream, first, n in segments]
-        )
+        # Not of whole texts, whose copies would grow with their lengths in each step.
+        ids = np.concatenate([owner.part(first, n) for owner, first, n in segments])
         # All segments form one ragged batch: `rows` says which text each token belongs to.
         rows = np.repeat(np.arange(len(segments)), [n for _, _, n in segments])
         positions = np.concatenate([np.arange(first, first + n) for _, first, n in segments])
@@ -442,6 +449,8 @@ class Engine:
                 stream.state = stream.grammar.advance(stream.state, token)
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
+            if stream.sampling.has_count_penalties:
+                stream.token_counts[token] += 1
             try:
                 if stream.text is not None and stream.text.adds_stop(token):
                     return self._finish_stream(stream, "stop")

@@ -7,7 +7,6 @@ model: of its logits before changes, temperature and grammar.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -53,11 +52,10 @@ def _stream_biases(stream: Stream) -> dict[int, float]:
     """Return the logit biases and penalties of a sequence's next token."""
     sampling = stream.sampling
     edits = dict(sampling.logit_bias)
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        # Tokens of the prompt are not counted, as in OpenAI's interface and vLLM.
-        for token, count in Counter(stream.tokens).items():
-            penalty = sampling.presence_penalty + count * sampling.frequency_penalty
-            edits[token] = edits.get(token, 0.0) - penalty
+    # Tokens of the prompt are not counted, as in OpenAI's interface and vLLM.
+    for token, count in stream.token_counts.items():
+        penalty = sampling.presence_penalty + count * sampling.frequency_penalty
+        edits[token] = edits.get(token, 0.0) - penalty
     return edits
 
 

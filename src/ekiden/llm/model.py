@@ -454,8 +454,8 @@ class Model:
             else:
                 # Without a repetition penalty the program reads only the last two tokens: copying
                 # whole histories would cost O(length) per step.
-                recent = (*stream.prompt[-2:], *stream.tokens[-2:])[-2:]
-                row[max(stream.length - 2, 0) : stream.length] = recent
+                begin = max(stream.length - 2, 0)
+                row[begin : stream.length] = stream.part(begin, 2)
         settings = np.array([text.sampling.settings() for text in streams], np.float32)
         assert settings.shape[1] == len(SETTINGS)
         seeds = np.array([sampled.sampling.seed for sampled in streams], np.int64)

@@ -104,9 +104,14 @@ class Sampling:
             raise InputError(f"logprobs: from 0 to {MAX_ALTERNATIVES} expected, got {count!r}")
 
     @property
+    def has_count_penalties(self) -> bool:
+        """Return whether tokens that an answer has already are penalised by their counts."""
+        return bool(self.frequency_penalty or self.presence_penalty)
+
+    @property
     def changes_logits(self) -> bool:
         """Return whether biases or penalties are added to logits: penalties by count, or biases."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+        return bool(self.has_count_penalties or self.logit_bias)
 
     @property
     def is_stepwise(self) -> bool:
