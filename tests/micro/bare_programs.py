@@ -11,6 +11,7 @@ import pytest
 
 from ekiden import micro
 from ekiden.backend.crt.c_emitter import emit_files
+from ekiden.backend.crt.interfaces import interfaces_of
 
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fwrapv", "-ffp-contract=off",
           "-fno-math-errno")  # fmt: skip
@@ -18,7 +19,7 @@ SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover")
 PROGRAM = """
 #include <stdio.h>
 #include <string.h>
-#include "ekiden_{name}.h"
+#include "ekiden_{header}.h"
 {buffers}
 int main(void) {{
   void *const inputs[] = {{{inputs}}};
@@ -62,10 +63,12 @@ def write_files(program: micro.MicroProgram, folder: Path) -> list[Path]:
     return sorted(folder.glob("src/*.c"))
 
 
-def build_bare(program: micro.MicroProgram, folder: Path) -> Path:
-    """Compile a program of a model that reads its inputs from standard input."""
-    module, name = program.module, program.module.name
-    sizes = {"in": module.inputs, "out": module.outputs}
+def build_bare(program: micro.MicroProgram, folder: Path, entry: int = 0) -> Path:
+    """Compile a program of an entry point, by default `main`, that reads its inputs from standard
+    input.
+    """
+    module, interface = program.module, interfaces_of(program.module)[entry]
+    sizes = {"in": interface.inputs, "out": interface.outputs}
     rows = {w: [(f"{w}{n}", t.nbytes) for n, t in enumerate(found)] for w, found in sizes.items()}
     rows["pool"] = (
         [] if module.has_own_memory else [(f"pool{p.name}", p.used) for p in module.pools]
@@ -77,8 +80,8 @@ def build_bare(program: micro.MicroProgram, folder: Path) -> Path:
     names = {what: ", ".join(b for b, _ in found) or "NULL" for what, found in rows.items()}
     main = folder / "main.c"
     main.write_text(
-        PROGRAM.format(name=name, buffers="\n".join(texts), inputs=names["in"],
-                       outputs=names["out"], pools=names["pool"])
+        PROGRAM.format(header=module.name, name=interface.name, buffers="\n".join(texts),
+                       inputs=names["in"], outputs=names["out"], pools=names["pool"])
     )  # fmt: skip
     sources = [*write_files(program, folder), main]
     made = folder / "program"
@@ -87,13 +90,16 @@ def build_bare(program: micro.MicroProgram, folder: Path) -> Path:
     return made
 
 
-def run_bare(path: Path, program: micro.MicroProgram, *inputs: np.ndarray) -> list[np.ndarray]:
+def run_bare(
+    path: Path, program: micro.MicroProgram, *inputs: np.ndarray, entry: int = 0
+) -> list[np.ndarray]:
     """The outputs of a program that `build_bare` made."""
-    rows = zip(inputs, program.module.inputs, strict=True)
+    interface = interfaces_of(program.module)[entry]
+    rows = zip(inputs, interface.inputs, strict=True)
     given = b"".join(np.ascontiguousarray(x, dtype=t.dtype).tobytes() for x, t in rows)
     done = subprocess.run([str(path)], input=given, check=True, capture_output=True).stdout
     found = []
-    for tensor in program.module.outputs:
+    for tensor in interface.outputs:
         data, done = done[: tensor.nbytes], done[tensor.nbytes :]
         found.append(np.frombuffer(data, tensor.dtype).reshape(tensor.shape))
     return found

@@ -26,8 +26,9 @@ from bare_programs import (
 )
 
 import ekiden
-from ekiden import micro, relay
+from ekiden import micro, relay, runtime
 from ekiden.cli import main
+from ekiden.compiler.export.model_library import build_metadata
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -234,6 +235,82 @@ def @main(%x: T4, %n: int32) -> T4 { match? (@opt(%n, %x)) { Some(%y) => tanh(%y
     with pytest.raises(subprocess.CalledProcessError) as refused:
         run_bare(path, program, X, np.array(0, np.int32))
     assert refused.value.returncode == REFUSED
+
+
+ENTRIES = """
+def @decay(%n: int32, %x: T4) -> T4 {
+  if (greater(%n, 0)) { @decay(subtract(%n, 1), tanh(%x)) } else { %x }
+}
+def @odd(%n: int32, %x: T4) -> T4 { if (less(%n, 1)) { negative(%x) } else { @even(%n - 1, %x) } }
+def @even(%n: int32, %x: T4) -> T4 { if (less(%n, 1)) { %x } else { @odd(%n - 1, exp(%x)) } }
+def @pair(%n: int32, %x: T4) { (@decay(%n, exp(%x)), (%n + 1, %x)) }
+def @main(%n: int32, %x: T4) -> T4 { sqrt(abs(@decay(%n, %x + @even(%n, %x)))) }
+"""
+
+
+@pytest.mark.parametrize("pools", [(), (micro.Pool("fast", 40), micro.Pool("slow"))])
+def test_entry_points_beside_main_give_what_the_machine_gives(
+    pools: tuple[micro.Pool, ...], tmp_path: Path
+) -> None:
+    names = ("even", "pair")
+    module = models.program(ENTRIES).with_attr("entries", names)
+    program = micro.compile(module, "c", pools=pools)
+    machine = runtime.VirtualMachine(ekiden.compile(module, target=Target("c")).raw)
+    n = np.array(3, np.int32)
+    for entry, name in enumerate(("main", *names)):
+        (tmp_path / name).mkdir()
+        path = build_bare(program, tmp_path / name, entry)
+        outputs = run_bare(path, program, n, X, entry=entry)
+        expected = leaves(machine.invoke(name, n, X))
+        for y, wanted in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(y, wanted)
+
+
+def test_entry_points_are_packed_functions_of_a_library(tmp_path: Path) -> None:
+    module = models.program(ENTRIES).with_attr("entries", ("pair",))
+    program = micro.compile(module, "c", packed=True)
+    library = tmp_path / "model.so"
+    sources = map(str, write_files(program, tmp_path))
+    command = ["cc", *STRICT, "-shared", "-fPIC", f"-I{tmp_path}/include", *sources, "-lm"]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    loaded = runtime.load_module(library)
+    first, count, second = (runtime.tensor(v) for v in (X * 0, np.array(0, np.int32), X * 0))
+    loaded["tvmgen_default_pair_run"](np.array(2, np.int32), X, first, count, second)
+    np.testing.assert_allclose(first.numpy(), np.tanh(np.tanh(np.exp(X))), rtol=1e-6)
+    assert count.numpy() == 3
+    np.testing.assert_array_equal(second.numpy(), X)
+    about = build_metadata(program.module)["modules"]["default"]["entry_points"]
+    pair = {"run": "tvmgen_default_pair_run", "model": "ekiden_default_pair"}
+    assert about["functions"] == {"pair": pair}
+
+
+ENTRY_REFUSALS = {
+    "missing": ("", "compile: the module has no Relay function 'f' to enter by"),
+    "calls main": (
+        "def @f(%n: int32, %x: T4) -> T4 { @main(%n, @main(%n, %x)) }",
+        "compile: runtime 'crt': 'f' calls 'main', which only C may call; let both call a third "
+        "function",
+    ),
+    "gives data": (
+        "type Opt[a] { Some(a), No }\ndef @f(%x: T4) -> Opt[T4] { Some(%x) }",
+        "compile: runtime 'crt': entry point 'f': output 'output' is Opt[Tensor[(4,), float32]], a "
+        "tensor expected",
+    ),
+    "takes any size": (
+        "def @f(%x: Tensor[(n, 4), float32]) { tanh(%x) }",
+        "compile: runtime 'crt': entry point 'f': input 'x': a tensor float32(n, 4) has no "
+        "constant size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENTRY_REFUSALS)
+def test_entry_points_without_a_c_interface_are_refused(name: str) -> None:
+    text, message = ENTRY_REFUSALS[name]
+    module = models.program(text + "\ndef @main(%n: int32, %x: T4) -> T4 { tanh(%x) }")
+    with pytest.raises(CompileError) as refused:
+        micro.compile(module.with_attr("entries", ("f",)), "c")
+    assert str(refused.value).startswith(message)
 
 
 DATA = (

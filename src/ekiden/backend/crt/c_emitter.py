@@ -1,20 +1,22 @@
 """C99 emitter of a MicroModule: its interface, program, kernels and constants.
 
-include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
+include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the functions that run the
+                        entry points (interfaces.py)
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
 src/NAME_lib0.c         the functions of the model (emit_routines.py), and the memory
 src/NAME_lib1.c         the kernels
 src/NAME_lib2.c         the constants
-src/NAME_lib3.c         on request, the function of the open C ABI (packed_entry.py)
+src/NAME_lib3.c, ...    on request, the functions of the open C ABI (packed_entry.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ekiden.backend.crt.emit_routines import emit_routines
+from ekiden.backend.crt.emit_routines import emit_entry, emit_routines
+from ekiden.backend.crt.interfaces import Interface, interfaces_of
 from ekiden.backend.crt.kernels import c_identifier
 from ekiden.backend.crt.micro_module import (
     POOL_ALIGNMENT_BYTES,
@@ -118,7 +120,8 @@ def emit_files(module: MicroModule) -> dict[str, str]:
         f"src/{name}_lib2.c": head + _emit_constants(module),
     }
     if module.is_packed:
-        files[f"src/{name}_lib3.c"] = head + emit_packed(module, name, prefix)
+        for number, interface in enumerate(interfaces_of(module)):
+            files[f"src/{name}_lib{3 + number}.c"] = head + emit_packed(interface, name)
     return files
 
 
@@ -149,14 +152,8 @@ def _emit_interface(module: MicroModule) -> str:
     guard = f"{prefix.upper()}_H_"
     sections = [f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n"]
     sections.append('\n#ifdef __cplusplus\nextern "C" {\n#endif\n')
-    for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
-        for field, tensor in zip(unique_field_names(tensors), tensors, strict=True):
-            shape = ", ".join(map(str, tensor.shape))
-            sections.append(
-                f"\n/* {tensor.name.replace('*/', '* /')}: {tensor.dtype}[{shape}] */\n"
-                f"#define {prefix.upper()}_{field.upper()}_SIZE {tensor.nbytes}\n"
-            )
-        sections.append(_emit_struct(f"{prefix}_{what}", unique_field_names(tensors)))
+    for interface in interfaces_of(module):
+        sections += _emit_structures(interface)
     sections.append(f"\n#define {prefix.upper()}_WORKSPACE_SIZE {module.workspace}\n")
     pools = pool_field_names(module)
     for field, pool in zip(pools, module.pools, strict=False):
@@ -164,12 +161,25 @@ def _emit_interface(module: MicroModule) -> str:
         sections.append(f"#define {macro} {pool.used}\n")
     if pools:
         sections.append(_emit_struct(f"{prefix}_workspace_pools", pools))
+    signatures = "".join(f"{_run_signature(module, i)};\n" for i in interfaces_of(module))
     sections.append(
         "\n/* 0, or another number where the model refuses its inputs. */\n"
-        f"{_run_signature(module)};\n"
+        f"{signatures}"
         "\n#ifdef __cplusplus\n}\n#endif\n" + f"#endif /* {guard} */\n"
     )
     return "".join(sections)
+
+
+def _emit_structures(interface: Interface) -> Iterator[str]:
+    """Yield the structures of inputs and outputs, and the size of each field."""
+    for what, tensors in (("inputs", interface.inputs), ("outputs", interface.outputs)):
+        for field, tensor in zip(unique_field_names(tensors), tensors, strict=True):
+            shape = ", ".join(map(str, tensor.shape))
+            yield (
+                f"\n/* {tensor.name.replace('*/', '* /')}: {tensor.dtype}[{shape}] */\n"
+                f"#define {interface.prefix.upper()}_{field.upper()}_SIZE {tensor.nbytes}\n"
+            )
+        yield _emit_struct(f"{interface.prefix}_{what}", unique_field_names(tensors))
 
 
 def _emit_struct(name: str, fields: Sequence[str]) -> str:
@@ -177,21 +187,25 @@ def _emit_struct(name: str, fields: Sequence[str]) -> str:
     return f"\nstruct {name} {{\n{rows}}};\n"
 
 
-def _run_signature(module: MicroModule) -> str:
-    prefix = tvmgen_prefix(module.name)
+def _run_signature(module: MicroModule, interface: Interface) -> str:
+    prefix = interface.prefix
     parameters = f"struct {prefix}_inputs *inputs, struct {prefix}_outputs *outputs"
     if not module.has_own_memory:
-        parameters += f", struct {prefix}_workspace_pools *workspace_pools"
+        parameters += f", struct {tvmgen_prefix(module.name)}_workspace_pools *workspace_pools"
     return f"int32_t {prefix}_run({parameters})"
 
 
 def _emit_table_header(module: MicroModule) -> str:
     name = c_identifier(module.name)
     guard = f"EKIDEN_{name.upper()}_H_"
+    tables = "".join(
+        f"extern const ekiden_micro_model ekiden_{interface.name};\n"
+        for interface in interfaces_of(module)
+    )
     return (
         f'#ifndef {guard}\n#define {guard}\n\n#include "ekiden_micro.h"\n\n'
         '#ifdef __cplusplus\nextern "C" {\n#endif\n'
-        f"extern const ekiden_micro_model ekiden_{name};\n"
+        f"{tables}"
         f"#ifdef __cplusplus\n}}\n#endif\n#endif /* {guard} */\n"
     )
 
@@ -217,15 +231,21 @@ def _emit_program(module: MicroModule) -> str:
         for n, a in enumerate(module.constants)
     ]
     sections.append(emit_routines(module, prefix))
-    sections.append(_emit_run_function(module, prefix))
-    sections.append(_emit_tensor_tables(module, name))
+    interfaces = interfaces_of(module)
+    sections += [
+        emit_entry(module, entry, interface.run)
+        for entry, interface in zip(module.entry_points, interfaces[1:], strict=True)
+    ]
+    sections += [_emit_run_function(module, interface) for interface in interfaces]
+    sections.append("\n" + _emit_pool_table(module))
+    sections += [_emit_tensor_tables(module, interface) for interface in interfaces]
     return "".join(sections)
 
 
-def _emit_run_function(module: MicroModule, prefix: str) -> str:
+def _emit_run_function(module: MicroModule, interface: Interface) -> str:
     """Return the interface's `run` function."""
     rows = []
-    for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
+    for what, tensors in (("inputs", interface.inputs), ("outputs", interface.outputs)):
         field_list = ", ".join(f"{what}->{f}" for f in unique_field_names(tensors)) or "NULL"
         rows.append(f"  void *const given_{what}[] = {{{field_list}}};\n")
     pools, fields = "NULL", pool_field_names(module)
@@ -234,35 +254,39 @@ def _emit_run_function(module: MicroModule, prefix: str) -> str:
         rows.append(f"  void *const given_pools[] = {{{field_list}}};\n")
         pools = "given_pools"
     unused = "".join(f"  (void){w};\n" for w in ("inputs", "outputs"))
-    call = f"  return run_arrays(given_inputs, given_outputs, {pools});\n"
-    return f"\n{_run_signature(module)} {{\n{unused}{''.join(rows)}{call}}}\n"
+    call = f"  return {interface.run}(given_inputs, given_outputs, {pools});\n"
+    return f"\n{_run_signature(module, interface)} {{\n{unused}{''.join(rows)}{call}}}\n"
 
 
-def _emit_tensor_tables(module: MicroModule, name: str) -> str:
+def _emit_pool_table(module: MicroModule) -> str:
+    """Return the table of the pools that the caller provides, or "" if there are none."""
+    if module.has_own_memory or not module.pools:
+        return ""
+    text = "".join(f"  {{{c_string_literal(p.name)}, {p.used}}},\n" for p in module.pools)
+    return f"static const ekiden_micro_pool pool_table[] = {{\n{text}}};\n"
+
+
+def _emit_tensor_tables(module: MicroModule, interface: Interface) -> str:
     definitions: list[str] = []
-    for what, tensors in (("input", module.inputs), ("output", module.outputs)):
-        rows = []
+    for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):
+        table, rows = f"{interface.name}_{what}", []
         for number, t in enumerate(tensors):
-            shape = f"{what}{number}_shape"
+            shape = f"{table}{number}_shape"
             sizes = ", ".join(map(str, t.shape)) or "0"
             definitions.append(f"static const int32_t {shape}[] = {{{sizes}}};\n")
             literals = f"{c_string_literal(t.name)}, {c_string_literal(t.dtype)}"
             rows.append(f"  {{{literals}, {len(t.shape)}, {shape}, {t.nbytes}}},\n")
         text = "".join(rows) or "  {NULL, NULL, 0, NULL, 0},\n"
-        definitions.append(f"static const ekiden_micro_tensor {what}s[] = {{\n{text}}};\n")
-    pools = [] if module.has_own_memory else module.pools
-    table = "NULL"
-    if pools:
-        text = "".join(f"  {{{c_string_literal(p.name)}, {p.used}}},\n" for p in pools)
-        definitions.append(f"static const ekiden_micro_pool pool_table[] = {{\n{text}}};\n")
-        table = "pool_table"
+        definitions.append(f"static const ekiden_micro_tensor {table}s[] = {{\n{text}}};\n")
+    pools = 0 if module.has_own_memory else len(module.pools)
     definitions.append(
-        f"\nconst ekiden_micro_model ekiden_{name} = {{\n"
-        f"  {c_string_literal(module.name)}, {len(module.inputs)}, inputs,"
-        f" {len(module.outputs)}, outputs,\n"
-        f"  {len(pools)}, {table}, {module.workspace}, run_arrays,\n}};\n"
+        f"\nconst ekiden_micro_model ekiden_{interface.name} = {{\n"
+        f"  {c_string_literal(interface.label)}, {len(interface.inputs)}, {interface.name}_inputs,"
+        f" {len(interface.outputs)}, {interface.name}_outputs,\n"
+        f"  {pools}, {'pool_table' if pools else 'NULL'}, {module.workspace},"
+        f" {interface.run},\n}};\n"
     )
-    return "\n" + "".join(definitions)
+    return "".join(definitions)
 
 
 def _emit_kernels(module: MicroModule) -> str:

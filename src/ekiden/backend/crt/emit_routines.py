@@ -5,6 +5,7 @@ from __future__ import annotations
 from ekiden.backend.crt import micro_module as crt
 from ekiden.backend.crt.kernels import c_identifier
 from ekiden.backend.crt.micro_module import (
+    EntryPoint,
     KernelCallStatement,
     Location,
     MemorySpace,
@@ -16,6 +17,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 ENTRY_POINT_NAME = "run_arrays"
 """C name of the last routine, the entry point."""
+ARRAYS_PARAMETERS = "void *const *inputs, void *const *outputs, void *const *pools"
+"""C parameters of entry points: an address for each input, output and memory."""
 ENTRY_VARIABLE_NAME = "entry"
 """C variable that selects the running function of a group."""
 COPY_HELPER = """\
@@ -40,6 +43,31 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
     return (
         _constructor_table(module) + COPY_HELPER * any(e.uses_copy_helper for e in emitters) + texts
     )
+
+
+def emit_entry(module: MicroModule, entry: EntryPoint, name: str) -> str:
+    """Return the function `name` over arrays of addresses that calls the routine of an entry point
+    beside `main`.
+    """
+    (routine,) = (r for r in module.routines if r.name == entry.routine)
+    number = [str(entry.entry)] if routine.entries > 1 else []
+    first = entry.first_input
+    unused = ["NULL"] * len(routine.inputs)
+    unused[first : first + len(entry.inputs)] = [f"inputs[{n}]" for n in range(len(entry.inputs))]
+    outputs = [f"outputs[{n}]" for n in range(len(entry.outputs))]
+    arguments = ", ".join([*number, *unused, *outputs, _pool_pointer(module, entry.pool)])
+    return (
+        f"\nstatic int32_t {name}({ARRAYS_PARAMETERS}) {{\n"
+        "  (void)inputs;\n  (void)outputs;\n  (void)pools;\n"
+        f"  return {_routine_names(module)[entry.routine]}({arguments});\n}}\n"
+    )
+
+
+def _pool_pointer(module: MicroModule, number: int) -> str:
+    """Return the address of a memory in a function over arrays of addresses."""
+    if module.has_own_memory:
+        return "arena" if module.workspace else "NULL"
+    return f"((uint8_t *)pools[{number}])"
 
 
 def _routine_names(module: MicroModule) -> dict[str, str]:
@@ -95,9 +123,7 @@ class _RoutineEmitter:
 
     def _function_header(self) -> str:
         if self.is_main:
-            return (
-                f"{ENTRY_POINT_NAME}(void *const *inputs, void *const *outputs, void *const *pools)"
-            )
+            return f"{ENTRY_POINT_NAME}({ARRAYS_PARAMETERS})"
         entry = [f"int32_t {ENTRY_VARIABLE_NAME}"] if self.routine.entries > 1 else []
         inputs = [
             f"{'' if is_cell else 'const '}uint8_t *in{n}"
@@ -269,15 +295,11 @@ class _RoutineEmitter:
                 return f"(uint8_t *){home.value}s[{location.number}]"
 
     def _frame_pointer(self, number: int) -> str:
-        if not self.is_main:
-            return "memory"
-        if self.module.has_own_memory:
-            return "arena" if self.module.workspace else "NULL"
-        return f"((uint8_t *)pools[{number}])"
+        return _pool_pointer(self.module, number) if self.is_main else "memory"
 
 
 def _c_comment(text: str) -> str:
     return text.replace("*/", "* /").replace("\n", " ").replace("\\", "/").replace("??", "? ?")
 
 
-__all__ = ["emit_routines"]
+__all__ = ["ENTRY_POINT_NAME", "emit_entry", "emit_routines"]

@@ -4,7 +4,8 @@ location of each value.
     MicroModule = inputs, outputs, constants    tensors; constants are read-only
                   kernels                       functions in C, each once
                   routines                      functions of the model, callees first; the last is
-                                                its entry point
+                                                its entry point, `main`
+                  entry_points                  the other functions that C may call
                   pools                         memories, with the bytes that are used of each
     Routine     = code                          a flat list: what opens a block is closed by an End
                   frame                         bytes of memory that a call takes, from its caller
@@ -272,6 +273,21 @@ class Routine:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """Function beside `main` that C may call: function number `entry` of a routine, whose inputs
+    begin at that routine's input `first_input`, and whose frame is at the start of pool `pool`.
+    """
+
+    name: str
+    inputs: tuple[MicroTensor, ...]
+    outputs: tuple[MicroTensor, ...]
+    routine: str
+    entry: int
+    first_input: int
+    pool: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Memory pool: its name, its size limit in bytes (None: unlimited), and the bytes used."""
 
@@ -294,6 +310,7 @@ class MicroModule:
     kernels: tuple[MicroKernel, ...]
     routines: tuple[Routine, ...]
     pools: tuple[Pool, ...]
+    entry_points: tuple[EntryPoint, ...] = ()
     helpers: tuple[str, ...] = field(default=(), repr=False)
     """C helper functions that kernels call."""
     has_own_memory: bool = True
@@ -330,6 +347,7 @@ __all__ = [
     "ClauseSwitchHeader",
     "ContinueLoop",
     "ElseHeader",
+    "EntryPoint",
     "FailStatement",
     "IfHeader",
     "KernelCallStatement",

@@ -1,5 +1,5 @@
-"""Entry function of a MicroModule in the open C ABI, through which a loader calls `tvmgen_NAME_run`
-with tensors, inputs first.
+"""Entry functions of a MicroModule in the open C ABI: loaders call `tvmgen_NAME_run` with tensors,
+inputs first.
 
 The C has its own words for the ABI's structures, as it is compiled where no header of it is. A call
 with other arguments gives -1 and changes nothing; nobody is there to take a message.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt.micro_module import MicroModule, MicroTensor
+from ekiden.backend.crt.interfaces import Interface
+from ekiden.backend.crt.micro_module import MicroTensor
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import TypeIndex
 
@@ -17,7 +18,7 @@ _ABI_TEMPLATE = """\
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ekiden_{name}.h"
+#include "ekiden_{model}.h"
 
 typedef struct {{
   int32_t type_index;
@@ -78,20 +79,20 @@ int __tvm_ffi_{prefix}_run(void *self, const void *args, int32_t nargs, void *re
 """
 
 
-def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
-    """Emit the C file of the entry function; `name` and `prefix` as in the other files."""
-    tensors = (*module.inputs, *module.outputs)
+def emit_packed(interface: Interface, model: str) -> str:
+    """Emit the C file of an entry function of a model, whose header `model` names."""
+    tensors = (*interface.inputs, *interface.outputs)
     return (
-        _ABI_TEMPLATE.format(name=name)
+        _ABI_TEMPLATE.format(model=model)
         + _emit_tensor_table(tensors)
         + _CALL_TEMPLATE.format(
-            name=name,
-            prefix=prefix,
+            name=interface.name,
+            prefix=interface.prefix,
             pointer=TypeIndex.DLTENSOR_PTR,
             tensor=TypeIndex.TENSOR,
             count=len(tensors),
             room=max(len(tensors), 1),
-            inputs=len(module.inputs),
+            inputs=len(interface.inputs),
         )
     )
 

@@ -7,18 +7,20 @@ USMP); the result is a MicroModule.
 Functions that call each other in a circle are one routine (read_routine.py says what may), and
 routines are made callees first, so that a caller knows the frame that each call takes: as much
 memory of its own, while the call lasts. The frame of `main` is the program's memory: of several
-that the caller gives, what is needed lies in the first that has room (storage_places).
+that the caller gives, what is needed lies in the first that has room (storage_places). Other entry
+points are routines like any: their frame is at the start of the same memory, as one runs at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.backend.crt.assign_locations import assign_locations
 from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.micro_module import (
     POOL_ALIGNMENT_BYTES,
+    EntryPoint,
     Location,
     MemorySpace,
     MicroModule,
@@ -30,6 +32,7 @@ from ekiden.backend.crt.program import CRT_ERROR_PREFIX, MicroProgram
 from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.backend.crt.value_layout import TypeLayouts
 from ekiden.codegen.c.helium import used_functions
+from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import USMP_ALGORITHM_OPTION, USMP_ENABLE_OPTION, PassContext
 from ekiden.ir.prim import IntImm
@@ -45,6 +48,8 @@ from ekiden.runtime.errors import CompileError
 TVM_PLANNER_NAMES = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
 """Names of TVM's memory planners, all of which select ours."""
 MAIN_FUNCTION_NAME = "main"
+EntryInterface = tuple[Sequence[MicroTensor], Sequence[MicroTensor]]
+"""Inputs and outputs of an entry point."""
 
 
 def plan_module(
@@ -54,8 +59,10 @@ def plan_module(
     inputs: Sequence[MicroTensor],
     outputs: Sequence[MicroTensor],
     pools: Sequence[Pool] = (),
+    entries: Mapping[str, EntryInterface] | None = None,
 ) -> MicroModule:
-    """Plan the program of `main`, prepared by the VM pipeline without MemoryPlan.
+    """Plan the program of `main` and of the entry points beside it, prepared by the VM pipeline
+    without MemoryPlan.
 
     Args:
         module: the module.
@@ -64,14 +71,17 @@ def plan_module(
         inputs: input tensors.
         outputs: output tensors.
         pools: memory pools; without any, the program has one memory of its own.
+        entries: inputs and outputs of each further entry point, by name.
 
     Returns:
         The planned program.
 
     Raises:
         CompileError: for what has no bound (dynamic sizes, recursion that is no loop, lists,
-            first-class functions), what needs the runtime, and pools that are too small.
+            first-class functions), what needs the runtime, an entry point that calls `main`, and
+            pools that are too small.
     """
+    entries = entries or {}
     _check_options()
     functions = _relay_functions(module)
     _check_types(functions[MAIN_FUNCTION_NAME], [t.name for t in inputs])
@@ -82,7 +92,7 @@ def plan_module(
         if isinstance(f, Function) and f.attr("Closure")
     )
     program = MicroProgram(kernels, TypeLayouts(definitions), functions, closures)
-    readers = _read_routines(program, module)
+    readers = _read_routines(program, module, entries)
     used = list(pools or (Pool("workspace"),))
     frames: dict[str, int] = {}
     routines: list[Routine] = []
@@ -101,6 +111,10 @@ def plan_module(
         return locations, sum(sizes)
 
     routines.append(assign_locations(readers[-1], frames, assign_main_pools))
+    entry_points = [
+        _place_entry(entry, interface, program, frames, used)
+        for entry, interface in entries.items()
+    ]
     helpers = (*kernels.helpers.externs.values(), *kernels.helpers.texts.values())
     texts = (*helpers, *(kernel.text for kernel in kernels.kernel_by_key.values()))
     return MicroModule(
@@ -112,6 +126,7 @@ def plan_module(
         kernels=tuple(kernels.kernel_by_key.values()),
         routines=tuple(routines),
         pools=tuple(used),
+        entry_points=tuple(entry_points),
         helpers=(*used_functions(texts), *helpers),
         has_own_memory=not pools,
     )
@@ -151,13 +166,18 @@ def _relay_functions(module: IRModule) -> Mapping[str, Function]:
     }
 
 
-def _read_routines(program: MicroProgram, module: IRModule) -> list[RoutineReader]:
-    """Read the functions that `main` needs in groups that call each other, callees first."""
+def _read_routines(
+    program: MicroProgram, module: IRModule, entries: Collection[str]
+) -> list[RoutineReader]:
+    """Read the functions that `main` and the entry points need in groups that call each other,
+    callees first and `main` last.
+    """
     graph = CallGraph(module)
-    unused = {g.name_hint for g in graph.unreachable()}
+    _check_callers_of_main(graph)
+    unused = {g.name_hint for g in graph.unreachable((MAIN_FUNCTION_NAME, *entries))}
     loops = {g.name_hint for group in graph.cycles() for g in group}
     readers: list[RoutineReader] = []
-    for group in graph.components():
+    for group in sorted(graph.components(), key=_contains_main):
         names = sorted((g.name_hint for g in group), key=lambda name: name != MAIN_FUNCTION_NAME)
         if names[0] in unused or names[0] not in program.functions:
             continue
@@ -165,6 +185,49 @@ def _read_routines(program: MicroProgram, module: IRModule) -> list[RoutineReade
         readers[-1].read()
     assert readers[-1].names[0] == MAIN_FUNCTION_NAME, "what main needs comes before it"
     return readers
+
+
+def _contains_main(group: Sequence[GlobalVar]) -> bool:
+    return any(g.name_hint == MAIN_FUNCTION_NAME for g in group)
+
+
+def _check_callers_of_main(graph: CallGraph) -> None:
+    """Raise CompileError where an entry point calls `main`, whose memory is not a frame."""
+    (group,) = (g for g in graph.components() if _contains_main(g))
+    for caller in graph.callers(MAIN_FUNCTION_NAME):
+        if caller not in group:
+            raise CompileError(
+                f"{CRT_ERROR_PREFIX}: '{caller.name_hint}' calls 'main', which only C may call; "
+                "let both call a third function"
+            )
+
+
+def _place_entry(
+    name: str,
+    interface: EntryInterface,
+    program: MicroProgram,
+    frames: Mapping[str, int],
+    pools: list[Pool],
+) -> EntryPoint:
+    """Return an entry point, whose frame is in the first of the pools that has room; record in
+    `pools` how much of it is used.
+    """
+    signature = program.signatures[name]
+    if signature.routine not in frames:
+        raise CompileError(
+            f"{CRT_ERROR_PREFIX}: entry point '{name}' and 'main' call each other; let both call a "
+            "third function"
+        )
+    nbytes = frames[signature.routine]
+    fits = (n for n, pool in enumerate(pools) if pool.limit is None or nbytes <= pool.limit)
+    number = next(fits, None)
+    if number is None:
+        raise _pools_too_small(pools, f"the frame of '{name}', {nbytes} bytes,")
+    pools[number] = replace(pools[number], used=max(pools[number].used, nbytes))
+    inputs, outputs = map(tuple, interface)
+    return EntryPoint(
+        name, inputs, outputs, signature.routine, signature.entry, signature.first_input, number
+    )
 
 
 def _assign_frame(requests: Sequence[StorageRequest]) -> tuple[dict[StorageRequest, Location], int]:
@@ -181,13 +244,14 @@ def _assign_pools(
     try:
         homes, used = assign_memory_pools(requests, [p.limit for p in pools], POOL_ALIGNMENT_BYTES)
     except ValueError as error:
-        memories = ", ".join(f"{p.name} ({p.limit} bytes)" for p in pools)
-        raise CompileError(
-            f"compile: the memories {memories} are too small: a tensor of {error} bytes finds no "
-            "room"
-        ) from error
+        raise _pools_too_small(pools, f"a tensor of {error} bytes") from error
     rows = zip(requests, homes, strict=True)
     return {r: Location(MemorySpace.POOL, number, offset) for r, (number, offset) in rows}, used
 
 
-__all__ = ["plan_module"]
+def _pools_too_small(pools: Sequence[Pool], what: str) -> CompileError:
+    memories = ", ".join(f"{p.name} ({p.limit} bytes)" for p in pools)
+    return CompileError(f"compile: the memories {memories} are too small: {what} finds no room")
+
+
+__all__ = ["EntryInterface", "plan_module"]

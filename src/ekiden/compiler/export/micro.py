@@ -5,24 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from ekiden.backend.crt.c_emitter import tvmgen_prefix
 from ekiden.backend.crt.kernels import MicroKernels
 from ekiden.backend.crt.micro_module import POOL_ALIGNMENT_BYTES, MicroModule, MicroTensor, Pool
-from ekiden.backend.crt.plan_memory import plan_module
+from ekiden.backend.crt.plan_memory import EntryInterface, plan_module
 from ekiden.backend.crt.program import CRT_ERROR_PREFIX
-from ekiden.backend.crt.value_layout import unbounded_message
+from ekiden.backend.crt.value_layout import tensor_bytes, unbounded_message
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
 from ekiden.compiler.build import Model, describe_main, import_model
 from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import dump_if_requested, time_phase
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -59,9 +62,9 @@ def compile(
     alignment: int = POOL_ALIGNMENT_BYTES,
     constant_alignment: int = 4,
 ) -> MicroProgram:
-    """Compile a model of static shapes to C code, for a target of kind "c" such as "c
-    -mcpu=cortex-m7".
-    -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
+    """Compile a model of static shapes to C code, for a target of kind "c" ("c -mcpu=cortex-m7") or
+    this machine. Choices and loops are C; recursion must be a loop. C may call `main`, and the
+    functions that the module's attribute `entries` names.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
     With `pools` the caller of the program gives these memories, the first preferred; else it has
@@ -89,10 +92,11 @@ def compile(
         module
     ).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
+    entries = _entry_interfaces(module)
     prepared = vm_pipeline(chosen, plans_memory=False)(module)
     kernels = MicroKernels(chosen, tvmgen_prefix(name))
     with time_phase("kernels"):
-        planned = plan_module(prepared, kernels, name, inputs, outputs, pools)
+        planned = plan_module(prepared, kernels, name, inputs, outputs, pools, entries)
     return MicroProgram(
         replace(planned, is_packed=packed, constant_alignment=constant_alignment), module.astext()
     )
@@ -130,6 +134,58 @@ def _flatten_result(module: IRModule) -> IRModule:
             leaves.append(value)
     flat = Function(main.params, Tuple(tuple(leaves)), None, main.type_params, main.attrs)
     return InferType()(module.with_function("main", flat))
+
+
+def _entry_interfaces(module: IRModule) -> dict[str, EntryInterface]:
+    """Return the inputs and outputs of each entry point beside `main`, by name.
+
+    Raises CompileError for an entry point that the module lacks, and for inputs and outputs that
+    are not tensors of a static shape.
+    """
+    entries: dict[str, EntryInterface] = {}
+    functions = {g.name_hint: f for g, f in module.functions.items() if isinstance(f, Function)}
+    for name in cast(Sequence[str], module.attrs.get(ENTRY_FUNCTIONS_ATTR, ())):
+        if name not in functions:
+            raise CompileError(f"compile: the module has no Relay function '{name}' to enter by")
+        function = functions[name]
+        if name == "main":
+            continue
+        inputs = [
+            _entry_tensor(name, "input", p.name_hint, p.checked_type) for p in function.params
+        ]
+        kinds = _flat_types(function.body.checked_type)
+        labels = ["output"] if len(kinds) == 1 else [f"output{n}" for n in range(len(kinds))]
+        outputs = [
+            _entry_tensor(name, "output", label, kind)
+            for label, kind in zip(labels, kinds, strict=True)
+        ]
+        entries[name] = inputs, outputs
+    return entries
+
+
+def _flat_types(kind: Type) -> list[Type]:
+    """Return the types of the components of nested tuples, in order."""
+    flat, stack = [], [kind]
+    while stack:
+        component = stack.pop()
+        if isinstance(component, TupleType):
+            stack.extend(reversed(component.fields))
+        else:
+            flat.append(component)
+    return flat
+
+
+def _entry_tensor(entry: str, direction: str, name: str, kind: Type) -> MicroTensor:
+    """Return an input or output of an entry point. Raises CompileError for another type than a
+    tensor of numbers of a static shape.
+    """
+    what = f"entry point '{entry}': {direction}"
+    head = f"{CRT_ERROR_PREFIX}: {what} '{name}'"
+    if not isinstance(kind, TensorType):
+        raise CompileError(f"{head} is {format_type(kind)}, a tensor expected")
+    tensor_bytes(kind, head)
+    row = {"name": name, "shape": [int(d) for d in kind.shape], "dtype": kind.dtype}
+    return _tensors_of([row], what, [kind])[0]
 
 
 def _check_alignment(memories: int, constants: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from ekiden import runtime
 from ekiden.backend.crt.c_emitter import emit_files, tvmgen_prefix
+from ekiden.backend.crt.interfaces import interfaces_of
 from ekiden.backend.crt.micro_module import MicroModule, MicroTensor
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.runtime.files import PathName, Writer, check_folder, write_atomic
@@ -33,7 +34,7 @@ def build_metadata(module: MicroModule) -> dict[str, Any]:
 
 
 def _module_metadata(module: MicroModule) -> dict[str, Any]:
-    prefix = tvmgen_prefix(module.name)
+    main, *interfaces = interfaces_of(module)
     return {
         "model_name": module.name,
         "export_datetime": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
@@ -42,7 +43,14 @@ def _module_metadata(module: MicroModule) -> dict[str, Any]:
         "executors": ["aot"],
         "memory": {"functions": _memory_use(module)},
         "external_dependencies": [],
-        "entry_points": {"run": f"{prefix}_run", "model": f"ekiden_{module.name}"},
+        "entry_points": {
+            "run": f"{main.prefix}_run",
+            "model": f"ekiden_{main.name}",
+            "functions": {
+                entry.name: {"run": f"{interface.prefix}_run", "model": f"ekiden_{interface.name}"}
+                for entry, interface in zip(module.entry_points, interfaces, strict=True)
+            },
+        },
         "producer": f"ekiden {version('ekiden')}",
     }
 
