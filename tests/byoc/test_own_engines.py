@@ -52,6 +52,39 @@ def test_output_that_an_engine_leaves_unwritten_is_an_error(rows: int) -> None:
         run_region("idle", "nn.relu", "float32", lambda x, out: None, value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "bool"])
+def test_elements_that_an_engine_leaves_unwritten_are_an_error(dtype: str) -> None:
+    """The last row alone, also where its results are bytes of any value."""
+    value = np.arange(900).reshape(300, 3).astype(dtype)
+
+    def copy_all_but_the_last_row(x: Tensor, out: Tensor) -> None:
+        out.numpy()[:-1] = x.numpy()[:-1]
+
+    said = rf"engine 'partial_{dtype}': it left 3 elements of its output 0, a tensor \(300, 3\) of "
+    said += rf"{dtype}, unwritten, the first at \(299, 0\)"
+    name = f"partial_{dtype}"
+    with pytest.raises(RunError, match=said):
+        run_region(name, "copy", dtype, copy_all_but_the_last_row, value)
+
+
+def test_a_part_that_later_calls_leave_unwritten_is_an_error() -> None:
+    calls: list[int] = []
+
+    def copy_once(x: Tensor, out: Tensor) -> None:
+        calls.append(1)
+        rows = len(x.numpy()) if len(calls) == 1 else 150
+        out.numpy()[:rows] = x.numpy()[:rows]
+
+    byoc.register(OwnEngine("tiring", "nn.relu", copy_once))
+    module = relay.parse("def @main(%x: Tensor[(300, 3), float32]) { nn.relu(%x) }")
+    exe = ekiden.compile(byoc.partition(module, "tiring"))
+    value = np.ones((300, 3), np.float32)
+    np.testing.assert_array_equal(exe(value).numpy(), value)
+    said = "engine 'tiring': it wrote only a part of its output 0"
+    with pytest.raises(RunError, match=said):
+        exe(value)
+
+
 @pytest.mark.parametrize("byte", [0xA5, 0x5A, 0])
 @pytest.mark.parametrize("rows", [0, 1, 40])
 def test_engine_may_write_any_bytes(rows: int, byte: int) -> None:

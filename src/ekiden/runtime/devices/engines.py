@@ -9,6 +9,7 @@ without Python (section 9 of runtime.h).
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -110,7 +111,8 @@ def wrap_region(
     engine: str, symbol: str, kernel: object, num_outputs: int = 0
 ) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
-    region, and an output that it leaves unwritten is one.
+    region, and an output of which it leaves elements unwritten is one. The first call at each set
+    of shapes checks all elements, since what an engine writes depends on them; later ones sample.
 
     Args:
         engine: Name of the engine.
@@ -124,50 +126,81 @@ def wrap_region(
         what = f"it gave a {type(kernel).__name__} of what runs a region"
         raise LoadError(f"load '{symbol}': engine '{engine}': {what}")
 
+    checked_shapes: set[tuple[tuple[int, ...], ...]] = set()
+
     def run_region(*tensors: object) -> None:
         """Run the region; raise RunError with the engine's name for what is not ours."""
-        written = cast("Sequence[Tensor]", tensors[len(tensors) - num_outputs :])
+        outputs = cast("Sequence[Tensor]", tensors[len(tensors) - num_outputs :])
+        shapes = tuple(tuple(t.shape) for t in cast("Sequence[Tensor]", tensors))
+        is_sampled = shapes in checked_shapes
+        elements = [_element_bytes(output, is_sampled=is_sampled) for output in outputs]
         try:
-            unwritten = _run_over_pattern(kernel, tensors, written, OUTPUT_PATTERNS[0])
-            if unwritten:  # or the results are the pattern: they are not the other one as well
-                unwritten &= _run_over_pattern(kernel, tensors, written, OUTPUT_PATTERNS[1])
+            unwritten = _unwritten_elements(kernel, tensors, elements)
         except EkidenError:
             raise
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
-        for at in sorted(unwritten):
-            shape = tuple(written[at].shape)
-            what = f"it wrote nothing to its output {at}, a tensor {shape} of {written[at].dtype}"
-            raise RunError(f"run '{symbol}': engine '{engine}': {what}")
+        for at, (output, left) in enumerate(zip(outputs, unwritten, strict=True)):
+            if left.any():
+                what = _unwritten_message(at, output, left)
+                raise RunError(f"run '{symbol}': engine '{engine}': {what}")
+        if len(checked_shapes) < MAX_CHECKED_SHAPES:
+            checked_shapes.add(shapes)
 
     return run_region
 
 
-OUTPUT_PATTERNS = (0xA5, 0x5A)
+OUTPUT_PATTERNS = (0xA5, 0x5A, 0x3C, 0xC3)
 """Bytes that outputs of foreign engines begin with: memory that nothing has written is told by
-them."""
+them. A result may be one of them, so that a run over the next one decides; engines whose results
+change from run to run need more than two."""
 SAMPLED_ELEMENTS = 16
-"""Elements of an output that are set to a pattern, evenly spaced: a call costs microseconds, of
+"""Elements of an output that later calls check, evenly spaced: a call costs microseconds, of
 outputs of any size."""
+MAX_CHECKED_SHAPES = 4096
+"""Sets of shapes that are remembered as checked; beyond it each call of new shapes checks all."""
 
 
-def _run_over_pattern(
-    kernel: Callable[..., object], tensors: Sequence[object], outputs: Sequence[Tensor], byte: int
-) -> set[int]:
-    """Run a region over outputs that begin with a byte; return those that keep it."""
-    samples = {at: _sample_bytes(output) for at, output in enumerate(outputs) if output.nbytes}
-    for sample in samples.values():
-        sample[...] = byte
-    kernel(*tensors)
-    return {at for at, sample in samples.items() if (sample == byte).all()}
+def _unwritten_elements(
+    kernel: Callable[..., object],
+    tensors: Sequence[object],
+    elements: Sequence[NDArray[np.uint8]],
+) -> list[NDArray[np.bool_]]:
+    """Run a region over outputs that begin with a pattern, until each of their elements has been
+    written; return which have not, given views of their bytes.
+    """
+    unwritten = [np.ones(len(of_output), np.bool_) for of_output in elements]
+    for byte in OUTPUT_PATTERNS:
+        for of_output in elements:
+            of_output[...] = byte
+        kernel(*tensors)
+        for left, of_output in zip(unwritten, elements, strict=True):
+            left &= (of_output == byte).all(axis=1)
+        if not any(left.any() for left in unwritten):
+            break
+    return unwritten
 
 
-def _sample_bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return a view of the bytes of some elements of a contiguous tensor on the host."""
+def _element_bytes(tensor: Tensor, *, is_sampled: bool) -> NDArray[np.uint8]:
+    """Return a view of the bytes of each element of a contiguous tensor on the host, or of some."""
     flat = tensor.numpy().reshape(-1)
-    elements: NDArray[np.uint8] = flat.view(np.uint8).reshape(flat.size, -1)
-    return elements[:: max(1, flat.size // SAMPLED_ELEMENTS)]
+    step = max(1, flat.size // SAMPLED_ELEMENTS) if is_sampled else 1
+    width = flat.itemsize
+    elements: NDArray[np.uint8] = flat.view(np.uint8).reshape(flat.size, width)
+    return elements[::step]
+
+
+def _unwritten_message(position: int, output: Tensor, unwritten: NDArray[np.bool_]) -> str:
+    """Return what an engine has not written of an output."""
+    shape = tuple(output.shape)
+    name = f"its output {position}, a tensor {shape} of {output.dtype}"
+    if unwritten.all():
+        return f"it wrote nothing to {name}"
+    if len(unwritten) < math.prod(shape):  # samples: how many elements there are is not known
+        return f"it wrote only a part of {name}"
+    first = tuple(map(int, np.unravel_index(int(unwritten.argmax()), shape)))
+    return f"it left {int(unwritten.sum())} elements of {name}, unwritten, the first at {first}"
 
 
 def register_loader(engine: str, load: RegionLoader, *, is_foreign: bool = False) -> None:
