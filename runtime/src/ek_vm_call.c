@@ -118,13 +118,39 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
 
 enum { MAX_NESTING = 64 };
 
-static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
-                        int depth, ek_value *to);
+/* A parameter of a function that is called, and the device on which it takes tensors. */
+typedef struct parameter {
+  const ek_vm_function *function;
+  int32_t index;
+  ek_device device;
+} parameter;
+
+/* The function whose parameters say where the arguments of a call go, and in '*skipped' how many
+** parameters it has before them. A function that does nothing but call its first argument, a closure
+** of this executable, takes the others where that closure's function does. */
+static const ek_vm_function *placing_function(const ek_vm *vm, const ek_vm_function *f,
+                                              const ek_value *args, int32_t *skipped) {
+  const ek_executable *e = vm->executable;
+  *skipped = 0;
+  if (e->n_devices == 1 || f->n_params == 0 || args[0].type_index != EK_CLOSURE ||
+      f->code[0] != EK_OP_InvokeClosureTail || ek_InvokeClosureTail_closure(f->code) != 0) {
+    return f;
+  }
+  const ek_closure *closure = (const ek_closure *)(const void *)args[0].v.obj;
+  if (closure->executable != &e->base) return f;
+  const ek_vm_function *callee = &e->functions[closure->function];
+  if (callee->n_params != closure->captured->size + f->n_params - 1) return f;
+  *skipped = closure->captured->size - 1;
+  return callee;
+}
+
+static int own_argument(ek_vm *vm, const parameter *p, const ek_value *value, int depth,
+                        ek_value *to);
 
 /* A tensor among the arguments, on the device of its parameter. */
-static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
+static int own_on_device(ek_vm *vm, const parameter *p, const ek_value *value,
                          const ek_dltensor *tensor, ek_value *to) {
-  ek_device device = vm->executable->devices[f->places == NULL ? 0 : f->places[index]];
+  ek_device device = p->device;
   ek_object *copy;
   if (ek_device_same(tensor->device, device)) {
     return ek_vm_own_tensor(vm, value, tensor, vm->may_lend, to);
@@ -136,11 +162,11 @@ static int own_on_device(ek_vm *vm, const ek_vm_function *f, int32_t index, cons
 
 /* An array of arguments as a tuple: other languages know arrays. This recurses on C's stack, hence
 ** the bound: an array may hold itself. */
-static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_array *array,
-                     int depth, ek_value *to) {
+static int own_array(ek_vm *vm, const parameter *p, const ek_array *array, int depth,
+                     ek_value *to) {
   ek_object *tuple;
   if (depth == MAX_NESTING) {
-    ek_bytes name = ek_executable_param(f, index);
+    ek_bytes name = ek_executable_param(p->function, p->index);
     return ek_error("InputError", "input '%.*s': expected arrays at most %d deep, got deeper ones",
                     ek_shown(name, 200), name.data, MAX_NESTING);
   }
@@ -148,7 +174,7 @@ static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek
   if (items == NULL) return -1;
   int code = 0;
   for (int64_t i = 0; code == 0 && i < array->size; i++) {
-    code = own_argument(vm, f, index, &array->data[i], depth + 1, &items->data[i]);
+    code = own_argument(vm, p, &array->data[i], depth + 1, &items->data[i]);
   }
   if (code == 0) code = ek_container_new(EK_ADT, 0, items->data, items->size, &tuple);
   ek_release(&items->base);
@@ -157,24 +183,21 @@ static int own_array(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek
 }
 
 /* An argument as a register can hold it. */
-static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const ek_value *value,
-                        int depth, ek_value *to) {
+static int own_argument(ek_vm *vm, const parameter *p, const ek_value *value, int depth,
+                        ek_value *to) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   int32_t type = value->type_index;
-  if (tensor != NULL) return own_on_device(vm, f, index, value, tensor, to);
-  if (type == EK_ARRAY) {
-    return own_array(vm, f, index, (ek_array *)(void *)value->v.obj, depth, to);
-  }
+  if (tensor != NULL) return own_on_device(vm, p, value, tensor, to);
+  if (type == EK_ARRAY) return own_array(vm, p, (ek_array *)(void *)value->v.obj, depth, to);
   bool is_number = type >= EK_INT && type <= EK_FLOAT;
   if (is_number || type >= EK_OBJECT) {
-    ek_device device = vm->executable->devices[f->places == NULL ? 0 : f->places[index]];
     *to = *value;
     ek_value_retain(to);
-    if (is_number || ek_vm_own_data(vm, to, device) == 0) return 0;
+    if (is_number || ek_vm_own_data(vm, to, p->device) == 0) return 0;
     ek_value_release(to);
     return -1;
   }
-  ek_bytes name = ek_executable_param(f, index);
+  ek_bytes name = ek_executable_param(p->function, p->index);
   return ek_error("InputError", "input '%.*s': expected a tensor, a number or an ADT value, got %s",
                   ek_shown(name, 200), name.data, ek_value_type_name(value));
 }
@@ -208,9 +231,14 @@ static void reserve_result(const ek_value *result) {
 /* Running -------------------------------------------------------------------------------------- */
 
 static int enter_with(ek_vm *vm, const ek_vm_function *f, const ek_value *args, int32_t nargs) {
+  int32_t skipped;
+  const ek_vm_function *placing = placing_function(vm, f, args, &skipped);
   if (ek_vm_enter(vm, f, NULL, 0) != 0) return -1;
   for (int32_t i = 0; i < nargs; i++) {
-    if (own_argument(vm, f, i, &args[i], 0, &vm->registers[vm->window + (size_t)i]) == 0) continue;
+    bool is_placed = placing->places != NULL && skipped + i >= 0;
+    int32_t place = is_placed ? placing->places[skipped + i] : 0;
+    parameter p = {f, i, vm->executable->devices[place]};
+    if (own_argument(vm, &p, &args[i], 0, &vm->registers[vm->window + (size_t)i]) == 0) continue;
     ek_vm_unwind(vm);
     return -1;
   }

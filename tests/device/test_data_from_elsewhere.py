@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden import relay, runtime
+from ekiden import relay, rpc, runtime
 from ekiden.runtime import ADT, Device, Tensor
+from ekiden.runtime.errors import CompileError
 
 MATRIX = "Tensor[(?, 3), float32]"
 LIST = f"type List {{ Nil, Cons({MATRIX}, List) }}\n"
 Y = np.arange(-4.0, 5.0, dtype="float32").reshape(3, 3)
 RELU = np.maximum(Y, 0)
+SQUARE = "Tensor[(3, 3), float32]"
 
 Place = Callable[[np.ndarray], Tensor]
 
@@ -39,10 +42,11 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 def machine_of(text: str, executor: str = "vm") -> runtime.VirtualMachine:
-    return runtime.VirtualMachine(ekiden.compile(relay.parse(text)).raw, executor)
+    executable = ekiden.compile(relay.parse(text), executor=executor)
+    return runtime.VirtualMachine(executable.raw, "async" if executor == "async" else "vm")
 
 
-@pytest.mark.parametrize("executor", ["vm", "async"])
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_tuple_fields_are_copied_to_the_device(place: Place, executor: str) -> None:
     text = f"def @main(%x: ({MATRIX}, ({MATRIX}, {MATRIX}))) {{ add(%x.0, %x.1.1) }}"
     y = place(Y)
@@ -50,12 +54,13 @@ def test_tuple_fields_are_copied_to_the_device(place: Place, executor: str) -> N
     np.testing.assert_array_equal(result.numpy(), 2 * Y)
 
 
-def test_list_elements_are_copied_to_the_device(place: Place) -> None:
-    text = (
-        LIST + f"def @main(%l: List) -> {MATRIX} {{ match? (%l) {{ Cons(%h, _) => nn.relu(%h) }} }}"
-    )
+FIRST = LIST + f"def @main(%l: List) -> {MATRIX} {{ match? (%l) {{ Cons(%h, _) => nn.relu(%h) }} }}"
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_list_elements_are_copied_to_the_device(place: Place, executor: str) -> None:
     given = ADT(1, [place(Y), ADT(0, [])])
-    np.testing.assert_array_equal(machine_of(text).invoke("main", given).numpy(), RELU)
+    np.testing.assert_array_equal(machine_of(FIRST, executor).invoke("main", given).numpy(), RELU)
     again = machine_of(LIST + "def @main(%l: List) -> List { %l }").invoke("main", given)
     assert again[0].device == ekiden.cpu()
     np.testing.assert_array_equal(again[0].numpy(), Y)
@@ -73,10 +78,10 @@ def test_long_list_with_one_foreign_element_is_copied(place: Place) -> None:
         at = at[1]
 
 
-def test_externally_written_references_are_copied(place: Place) -> None:
-    square = "Tensor[(3, 3), float32]"
-    text = f"def @main(%r: ref({square})) -> {square} {{ nn.relu(ref_read(%r)) }}"
-    reference, machine = runtime.Ref(place(Y)), machine_of(text)
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_externally_written_references_are_copied(place: Place, executor: str) -> None:
+    text = f"def @main(%r: ref({SQUARE})) -> {SQUARE} {{ nn.relu(ref_read(%r)) }}"
+    reference, machine = runtime.Ref(place(Y)), machine_of(text, executor)
     np.testing.assert_array_equal(machine.invoke("main", reference).numpy(), RELU)
     reference.value = place(Y - 1)
     np.testing.assert_array_equal(machine.invoke("main", reference).numpy(), np.maximum(Y - 1, 0))
@@ -107,3 +112,59 @@ def test_host_adts_are_copied_to_the_device(opencl: Device) -> None:
     for value in (runtime.tensor(Y), runtime.tensor(Y).copyto(opencl)):
         result = executable(ADT(1, [value, ADT(0, [])]))
         np.testing.assert_array_equal(result.numpy(), RELU)
+
+
+@pytest.mark.parametrize("kind", ["debug", "vm", "aot"])
+def test_executors_copy_what_arguments_hold(place: Place, kind: str) -> None:
+    executor = relay.create_executor(kind, relay.parse(FIRST))
+    result = executor.evaluate()(ADT(1, [place(Y), ADT(0, [])]))  # type: ignore[operator]
+    np.testing.assert_array_equal(result.numpy(), RELU)
+    text = f"def @main(%r: ref({SQUARE})) {{ ref_write(%r, add(ref_read(%r), ref_read(%r))) }}"
+    reference = runtime.Ref(place(Y))
+    relay.create_executor(kind, relay.parse(text)).evaluate()(reference)  # type: ignore[operator]
+    np.testing.assert_array_equal(reference.value.numpy(), 2 * Y)
+
+
+def test_graph_executor_refuses_inputs_that_are_no_tensors() -> None:
+    text = f"def @main(%x: ({SQUARE}, {SQUARE})) {{ add(%x.0, %x.1) }}"
+    with pytest.raises(CompileError, match="graph: input 'x' is no tensor: .*the virtual"):
+        relay.create_executor("graph", relay.parse(text)).evaluate()
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+@pytest.mark.parametrize("target", ["llvm", "opencl"])
+def test_closures_of_a_program_copy_arguments_to_its_device(
+    opencl: Device, target: str, executor: str
+) -> None:
+    """Parameters of one program's closures are on different devices."""
+    text = (
+        f"def @main(%x: {SQUARE}) {{ (fn (%a: {SQUARE}, %n: int64) -> {SQUARE} {{ "
+        f"if (less(%n, 1i64)) {{ %a }} else {{ add(%a, %x) }} }}, fn (%a: ({SQUARE}, {SQUARE})) "
+        f"-> {SQUARE} {{ multiply(%a.0, %a.1) }}) }}"
+    )
+    functions = ekiden.compile(relay.parse(text), target, executor=executor)(Y)
+    add, multiply = functions  # type: ignore[misc]
+    values = runtime.tensor(Y), runtime.tensor(Y).copyto(opencl)
+    for first, second in itertools.product(values, values):
+        for count in (0, 1):
+            result = add(first, np.int64(count))  # type: ignore[operator]
+            np.testing.assert_array_equal(result.numpy(), Y + count * Y)
+        result = multiply((first, second))  # type: ignore[operator]
+        np.testing.assert_array_equal(result.numpy(), Y * Y)
+
+
+def test_remote_programs_copy_arguments_to_their_device(opencl: Device, tmp_path: Path) -> None:
+    ekiden.compile(relay.parse(FIRST)).save(tmp_path / "first.eki")
+    server = rpc.Server(port=0)
+    try:
+        with rpc.connect("127.0.0.1", server.port) as session:
+            session.upload(str(tmp_path / "first.eki"))
+            module = session.load_module("first.eki")
+            for device in (session.cpu(), session.cl(0)):
+                value = runtime.nd.array(Y, device)
+                result = module["main"](ADT(1, [value, ADT(0, [])]))
+                np.testing.assert_array_equal(result.numpy(), RELU)
+            with pytest.raises(TypeError, match="rpc: Tensor cannot cross: copy it there first"):
+                module["main"](ADT(1, [runtime.tensor(Y).copyto(opencl), ADT(0, [])]))
+    finally:
+        server.terminate()

@@ -16,6 +16,7 @@ from ekiden import runtime
 from ekiden.compiler.compile import compile
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType, TupleType, Type
@@ -140,6 +141,12 @@ class GraphExecutor(Executor):
 
     def _compile(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
+        for param in main.params:
+            if not isinstance(param.checked_type, TensorType):
+                kind = f"no tensor: {format_type(param.checked_type)}"
+                raise CompileError(
+                    f"graph: input '{param.name_hint}' is {kind}; the virtual machine runs it"
+                )
         executable = compile(RemoveUnusedFunctions()(module), self.target)
         graph = runtime.get_global_func("ek.graph_executor.create")(executable.raw, None)
         assert isinstance(graph, runtime.Module)
@@ -269,6 +276,24 @@ def _bind_arguments(
     return [*args, *(named[n] for n in names[len(args) :])]
 
 
+class _SharedRef(RefValue):
+    """Reference of the caller, who sees what the program writes."""
+
+    __slots__ = ("shared",)
+
+    def __init__(self, shared: runtime.Ref) -> None:
+        self.shared = shared
+
+    @property  # type: ignore[override]
+    def value(self) -> object:
+        """Return the current value as the interpreter has values."""
+        return _to_interpreter_value(self.shared.value)
+
+    @value.setter
+    def value(self, value: object) -> None:
+        self.shared.value = _to_argument(value)
+
+
 def _constructor_function(constructor: Constructor, *args: object) -> ConstructorValue:
     return ConstructorValue(constructor, tuple(map(_to_interpreter_value, args)))
 
@@ -279,6 +304,8 @@ def _to_interpreter_value(value: object) -> object:
     """
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
         return tuple(map(_to_interpreter_value, value))
+    if isinstance(value, runtime.Ref):
+        return _SharedRef(value)
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
         return _unwrap_tensors(value)
     if isinstance(value, Constant):
@@ -293,7 +320,7 @@ def _unwrap_tensors(value: object) -> object:
     """
     if isinstance(value, ConstructorValue):
         return _map_constructed(value, _to_interpreter_value)
-    if isinstance(value, RefValue):
+    if isinstance(value, RefValue) and not isinstance(value, _SharedRef):
         return RefValue(_to_interpreter_value(value.value))  # type: ignore[arg-type]
     return value
 
@@ -322,6 +349,8 @@ def _to_result(value: object, machine: Interpreter) -> Result:
             return _map_constructed(value, lambda leaf: _to_result(leaf, machine))
         case tuple():
             return tuple(_to_result(v, machine) for v in value)
+        case _SharedRef():
+            return value.shared
         case RefValue():
             return RefValue(_to_result(value.value, machine))  # type: ignore[arg-type]
         case Closure():
