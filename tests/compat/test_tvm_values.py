@@ -105,6 +105,19 @@ def test_data_of_one_executor_is_an_argument_of_another() -> None:
     assert float(tvm.compile(MODULE)(tree())[0][0].numpy()) == 2
 
 
+def test_data_of_the_first_constructor_is_no_plain_tuple() -> None:
+    module = relay.parse(
+        "type List { Nil, Cons(float32, List) }\n"
+        "def @main(%x: float32) { (Nil, (%x, Nil), Cons(%x, Nil)) }"
+    )
+    x = np.float32(2)
+    results = [create_executor(k, module).evaluate()(x) for k in ("debug", "vm", "aot")]  # type: ignore[operator]
+    results.append(tvm.compile(module)(x))
+    for nil, (_, other), (_, tail) in results:
+        assert [value.tag for value in (nil, other, tail)] == [0, 0, 0]
+        assert nil.fields == other.fields == tail.fields == ()
+
+
 def test_another_tag_than_that_of_the_constructor_is_an_error() -> None:
     with pytest.raises(ValueError, match="ADT: Node has tag 1, got 0"):
         ADT(0, (), tree().constructor)

@@ -38,6 +38,13 @@ def vulkan() -> Device:
     return device
 
 
+@pytest.fixture(params=["opencl", "vulkan"])
+def device(request: pytest.FixtureRequest) -> Device:
+    """A device whose threads wait for each other, of each driver that runs on processors."""
+    found: Device = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Device:
     """A device of the kind "rocm", by the driver in other_driver.c."""

@@ -1,4 +1,4 @@
-"""Schedules that bind a reduction to the threads of a block: OpenCL's results beside NumPy's."""
+"""Schedules that bind a reduction to the threads of a block: results beside NumPy's."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def thread(tag: str) -> te.schedule.ThreadAxis:
     return te.thread_axis(tag)
 
 
+def kind_of(device: Device) -> str:
+    """The kind of the target for a device."""
+    return str(device).partition("(")[0]
+
+
 def values(*shape: int) -> np.ndarray:
     """Whole numbers, whose sums are exact in float32; of products all but a few are 1."""
     return np.random.default_rng(11).integers(-4, 5, shape).astype("float32")
@@ -46,7 +51,7 @@ def run(
         ekiden.nd.array(np.full(shape, 7, t.dtype), device)
         for shape, t in zip(shapes, results, strict=True)
     ]
-    module = ekiden.build(schedule, args, "opencl", name="f")
+    module = ekiden.build(schedule, args, kind_of(device), name="f")
     module["f"](*(ekiden.nd.array(x, device) for x in inputs), *outs)
     return [o.numpy() for o in outs]
 
@@ -91,30 +96,30 @@ def of_tutorial(n: int | tir.Var, m: int | tir.Var) -> Program:
 @pytest.mark.parametrize("kind", REDUCERS)
 @pytest.mark.parametrize(("columns", "threads"), [(64, 64), (37, 8), (100, 7), (3, 16), (5, 1)])
 def test_threads_reduce_what_numpy_does(
-    opencl: Device, kind: str, columns: int, threads: int
+    device: Device, kind: str, columns: int, threads: int
 ) -> None:
     reducer, reference = REDUCERS[kind]
     x = values(6, columns)
     if kind == "prod":
         x = np.where(np.abs(x) < 4, 1, x / 2).astype("float32")  # powers of two stay exact
-    (out,) = run(rows(6, columns, threads, reducer), opencl, [(6,)], x)
+    (out,) = run(rows(6, columns, threads, reducer), device, [(6,)], x)
     np.testing.assert_array_equal(out, reference(x, axis=1))
 
 
 @pytest.mark.parametrize(("n", "m"), [(128, 64), (33, 50), (1, 1)])
-def test_tutorial_reduces_rows_that_threads_do_not_divide(opencl: Device, n: int, m: int) -> None:
+def test_tutorial_reduces_rows_that_threads_do_not_divide(device: Device, n: int, m: int) -> None:
     x = values(n, m)
-    (out,) = run(of_tutorial(n, m), opencl, [(n,)], x)
+    (out,) = run(of_tutorial(n, m), device, [(n,)], x)
     np.testing.assert_array_equal(out, x.sum(1))
 
 
 @pytest.mark.parametrize("n", [10, 16, 40])
-def test_module_lowered_beforehand_means_the_same(opencl: Device, n: int) -> None:
+def test_module_lowered_beforehand_means_the_same(device: Device, n: int) -> None:
     """TVM's programs lower first, and name the target when they build."""
     schedule, args = of_tutorial(n, 53)
-    module = ekiden.build(ekiden.lower(schedule, args, name="f"), "opencl")
-    x, out = values(n, 53), ekiden.nd.array(np.full(n, 7, "float32"), opencl)
-    module["f"](ekiden.nd.array(x, opencl), out)
+    module = ekiden.build(ekiden.lower(schedule, args, name="f"), kind_of(device))
+    x, out = values(n, 53), ekiden.nd.array(np.full(n, 7, "float32"), device)
+    module["f"](ekiden.nd.array(x, device), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1))
 
 
@@ -146,19 +151,19 @@ def read_by_threads(n: int, m: int, threads: int, by_parts: bool) -> Program:
 @pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_reduced_value_is_broadcast_to_all_threads(
-    opencl: Device, by_parts: bool, lowered: bool
+    device: Device, by_parts: bool, lowered: bool
 ) -> None:
     schedule, args = read_by_threads(10, 37, 8, by_parts)
-    x, out = values(10, 37), ekiden.nd.array(np.full(10, 7, "float32"), opencl)
+    x, out = values(10, 37), ekiden.nd.array(np.full(10, 7, "float32"), device)
     if lowered:
-        module = ekiden.build(ekiden.lower(schedule, args, name="f"), "opencl")
+        module = ekiden.build(ekiden.lower(schedule, args, name="f"), kind_of(device))
     else:
-        module = ekiden.build(schedule, args, "opencl", name="f")
-    module["f"](ekiden.nd.array(x, opencl), out)
+        module = ekiden.build(schedule, args, kind_of(device), name="f")
+    module["f"](ekiden.nd.array(x, device), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1) * 2 + 1)
 
 
-def test_softmax_of_a_block_for_each_row(opencl: Device) -> None:
+def test_softmax_of_a_block_for_each_row(device: Device) -> None:
     """Two reductions and what reads both, of one kernel by the same threads."""
     n, m = 5, 70
     a = te.placeholder((n, m), name="A")
@@ -176,29 +181,29 @@ def test_softmax_of_a_block_for_each_row(opencl: Device) -> None:
         schedule[tensor].bind(inner, thread("threadIdx.x"))
         schedule[tensor].compute_at(schedule[out], row)
     x = values(n, m)
-    (result,) = run((schedule, [a, out]), opencl, [(n, m)], x)
+    (result,) = run((schedule, [a, out]), device, [(n, m)], x)
     exact = np.exp(x.astype("float64") - x.max(1, keepdims=True))
     np.testing.assert_allclose(result, exact / exact.sum(1, keepdims=True), rtol=1e-5, atol=1e-9)
 
 
-def test_tutorial_takes_sizes_at_run_time(opencl: Device) -> None:
+def test_tutorial_takes_sizes_at_run_time(device: Device) -> None:
     schedule, args = of_tutorial(te.size_var("n"), te.size_var("m"))
-    module = ekiden.build(schedule, args, "opencl", name="f")
+    module = ekiden.build(schedule, args, kind_of(device), name="f")
     for n, m in ((128, 64), (33, 50), (5, 0), (1, 3)):
         x = values(n, m)
-        out = ekiden.nd.array(np.full(n, 7, "float32"), opencl)
-        module["f"](ekiden.nd.array(x, opencl), out)
+        out = ekiden.nd.array(np.full(n, 7, "float32"), device)
+        module["f"](ekiden.nd.array(x, device), out)
         np.testing.assert_array_equal(out.numpy(), x.sum(1))
 
 
 @pytest.mark.parametrize("blocks", [2, 4])
-def test_several_rows_reduce_in_one_block(opencl: Device, blocks: int) -> None:
+def test_several_rows_reduce_in_one_block(device: Device, blocks: int) -> None:
     x = values(7, 41)
-    (out,) = run(rows(7, 41, 8, te.max, blocks), opencl, [(7,)], x)
+    (out,) = run(rows(7, 41, 8, te.max, blocks), device, [(7,)], x)
     np.testing.assert_array_equal(out, x.max(1))
 
 
-def test_two_axes_of_threads_reduce_together(opencl: Device) -> None:
+def test_two_axes_of_threads_reduce_together(device: Device) -> None:
     a = te.placeholder((5, 9, 11), name="A")
     j, k = te.reduce_axis((0, 9), "j"), te.reduce_axis((0, 11), "k")
     b = te.compute((5,), lambda i: te.sum(a[i, j, k], axis=[j, k]), name="B")
@@ -210,11 +215,11 @@ def test_two_axes_of_threads_reduce_together(opencl: Device) -> None:
     schedule[b].bind(j_in, thread("threadIdx.y"))
     schedule[b].bind(k_in, thread("threadIdx.x"))
     x = values(5, 9, 11)
-    (out,) = run((schedule, [a, b]), opencl, [(5,)], x)
+    (out,) = run((schedule, [a, b]), device, [(5,)], x)
     np.testing.assert_array_equal(out, x.sum((1, 2)))
 
 
-def test_whole_tensor_reduces_in_one_block(opencl: Device) -> None:
+def test_whole_tensor_reduces_in_one_block(device: Device) -> None:
     a = te.placeholder((1000,), name="A")
     k = te.reduce_axis((0, 1000), "k")
     b = te.compute((1,), lambda i: te.sum(a[k], axis=k), name="B")
@@ -222,7 +227,7 @@ def test_whole_tensor_reduces_in_one_block(opencl: Device) -> None:
     _, inner = schedule[b].split(k, 128)
     schedule[b].bind(inner, thread("threadIdx.x"))
     x = values(1000)
-    (out,) = run((schedule, [a, b]), opencl, [(1,)], x)
+    (out,) = run((schedule, [a, b]), device, [(1,)], x)
     assert out[0] == x.sum()
 
 
@@ -254,15 +259,15 @@ def argmax(n: int, m: int, by_parts: bool) -> Program:
 
 
 @pytest.mark.parametrize("by_parts", [False, True])
-def test_reducers_of_tuples_keep_their_parts_together(opencl: Device, by_parts: bool) -> None:
+def test_reducers_of_tuples_keep_their_parts_together(device: Device, by_parts: bool) -> None:
     x = values(9, 43)
     index = np.broadcast_to(np.arange(43, dtype="int32"), x.shape).copy()
-    where, what = run(argmax(9, 43, by_parts), opencl, [(9,), (9,)], index, x)
+    where, what = run(argmax(9, 43, by_parts), device, [(9,), (9,)], index, x)
     np.testing.assert_array_equal(where, x.argmax(1))
     np.testing.assert_array_equal(what, x.max(1))
 
 
-def test_reducer_of_ones_own_combines_terms(opencl: Device) -> None:
+def test_reducer_of_ones_own_combines_terms(device: Device) -> None:
     joined = te.comm_reducer(
         lambda x, y: tir.bitwise_xor(x, y), lambda t: tir.const(0, t), name="xor"
     )
@@ -274,7 +279,7 @@ def test_reducer_of_ones_own_combines_terms(opencl: Device) -> None:
     schedule[b].bind(inner, thread("threadIdx.x"))
     schedule[b].bind(b.op.axis[0], thread("blockIdx.x"))
     x = np.random.default_rng(3).integers(0, 1 << 30, (4, 50), dtype="int32")
-    (out,) = run((schedule, [a, b]), opencl, [(4,)], x)
+    (out,) = run((schedule, [a, b]), device, [(4,)], x)
     np.testing.assert_array_equal(out, np.bitwise_xor.reduce(x, axis=1))
 
 
@@ -290,13 +295,13 @@ def sums(n: int | tir.Var, m: int | tir.Var) -> tir.Schedule:
 
 def run_module(schedule: tir.Schedule, device: Device, x: np.ndarray) -> np.ndarray:
     out = ekiden.nd.array(np.full(x.shape[0], 7, "float32"), device)
-    module = ekiden.build(schedule.mod, target="opencl")
+    module = ekiden.build(schedule.mod, target=kind_of(device))
     module[schedule.func.name](ekiden.nd.array(x, device), out)
     return out.numpy()
 
 
 @pytest.mark.parametrize("order", ["serial inside", "serial outside", "parts"])
-def test_loop_programs_bind_what_they_reduce(opencl: Device, order: str) -> None:
+def test_loop_programs_bind_what_they_reduce(device: Device, order: str) -> None:
     schedule = sums(6, 53)
     row, k = schedule.get_loops("B")
     outer, inner = schedule.split(k, [None, 16])
@@ -312,10 +317,10 @@ def test_loop_programs_bind_what_they_reduce(opencl: Device, order: str) -> None
         schedule.bind(inner, "threadIdx.x")
         schedule.compute_at(parts, inner)
     x = values(6, 53)
-    np.testing.assert_array_equal(run_module(schedule, opencl, x), x.sum(1))
+    np.testing.assert_array_equal(run_module(schedule, device, x), x.sum(1))
 
 
-def test_sum_that_begins_at_another_number_counts_it_once(opencl: Device) -> None:
+def test_sum_that_begins_at_another_number_counts_it_once(device: Device) -> None:
     func = tir.parse(
         """
 @T.prim_func
@@ -334,7 +339,7 @@ def main(A: T.Buffer((3, 20), "float32"), B: T.Buffer((3,), "float32")):
     schedule.bind(i, "blockIdx.x")
     schedule.bind(k, "threadIdx.x")
     x = values(3, 20)
-    np.testing.assert_array_equal(run_module(schedule, opencl, x), 5 + x.sum(1))
+    np.testing.assert_array_equal(run_module(schedule, device, x), 5 + x.sum(1))
 
 
 def test_cpu_runs_bound_threads_serially() -> None:
@@ -397,7 +402,9 @@ def test_threads_of_unknown_number_are_refused() -> None:
         ekiden.build(schedule.mod, target="opencl")
 
 
-@pytest.mark.parametrize("target", ["opencl", "cuda", "metal", "webgpu", "nvptx"])
+@pytest.mark.parametrize(
+    "target", ["opencl", "vulkan -model=any", "cuda", "metal", "webgpu", "nvptx"]
+)
 @pytest.mark.parametrize("program", [lambda: of_tutorial(33, 50), lambda: argmax(9, 43, False)])
 def test_every_kind_of_device_has_code(target: str, program: Callable[[], Program]) -> None:
     schedule, args = program()

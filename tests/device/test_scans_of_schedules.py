@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+from test_reductions_of_schedules import kind_of
 
 import ekiden
 from ekiden import te, tir
@@ -42,7 +43,7 @@ def launches(schedule: te.Schedule, args: list[Tensor]) -> int:
 
 
 def run(schedule: te.Schedule, args: list[Tensor], device: Device, x: np.ndarray) -> np.ndarray:
-    module = ekiden.build(schedule, args, "opencl", name="f")
+    module = ekiden.build(schedule, args, kind_of(device), name="f")
     out = ekiden.nd.array(np.full(x.shape, 7, "float32"), device)
     module["f"](ekiden.nd.array(x, device), out)
     return out.numpy()
@@ -52,19 +53,19 @@ def values(*shape: int) -> np.ndarray:
     return np.random.default_rng(2).integers(-4, 5, shape).astype("float32")
 
 
-def test_scan_is_one_launch(opencl: Device) -> None:
+def test_scan_is_one_launch(device: Device) -> None:
     m, n = te.size_var("m"), te.size_var("n")
     schedule, args = cumulative(m, n, lambda s, x, t, i: s[t - 1, i] + x[t, i])
     assert launches(schedule, args) == 0
-    module = ekiden.build(schedule, args, "opencl", name="f")
+    module = ekiden.build(schedule, args, kind_of(device), name="f")
     for shape in ((9, 20), (1, 3), (4, 8)):
         x = values(*shape)
-        out = ekiden.nd.array(np.full(shape, 7, "float32"), opencl)
-        module["f"](ekiden.nd.array(x, opencl), out)
+        out = ekiden.nd.array(np.full(shape, 7, "float32"), device)
+        module["f"](ekiden.nd.array(x, device), out)
         np.testing.assert_array_equal(out.numpy(), x.cumsum(0))
 
 
-def test_state_of_other_threads_is_read_behind_a_launch(opencl: Device) -> None:
+def test_state_of_other_threads_is_read_behind_a_launch(device: Device) -> None:
     def shifted(s: Tensor, x: Tensor, t: tir.Var, i: tir.Var) -> tir.PrimExpr:
         """The left neighbour of the step before."""
         return if_then_else(i > 0, s[t - 1, i - 1], tir.const(0, "float32")) + x[t, i]
@@ -75,7 +76,7 @@ def test_state_of_other_threads_is_read_behind_a_launch(opencl: Device) -> None:
     expected = x.copy()
     for t in range(1, 6):
         expected[t, 1:] += expected[t - 1, :-1]
-    np.testing.assert_array_equal(run(schedule, args, opencl, x), expected)
+    np.testing.assert_array_equal(run(schedule, args, device, x), expected)
 
 
 def test_processors_run_scans_on_threads_as_loops() -> None:
@@ -86,7 +87,7 @@ def test_processors_run_scans_on_threads_as_loops() -> None:
     np.testing.assert_array_equal(out.numpy(), x.cumsum(0))
 
 
-def test_recurrent_cell_sums_on_threads(opencl: Device) -> None:
+def test_recurrent_cell_sums_on_threads(device: Device) -> None:
     """A state times a matrix: each step reduces what all threads of the step before made."""
     steps, size = 4, 12
     x = te.placeholder((steps, size), name="X")
@@ -105,9 +106,9 @@ def test_recurrent_cell_sums_on_threads(opencl: Device) -> None:
     _, inner = schedule[product].split(k, 4)
     schedule[product].bind(inner, te.thread_axis("threadIdx.x"))
     data, matrix = values(steps, size), np.sign(values(size, size))
-    out = ekiden.nd.array(np.zeros((steps, size), "float32"), opencl)
-    module = ekiden.build(schedule, [x, w, result], "opencl", name="f")
-    module["f"](ekiden.nd.array(data, opencl), ekiden.nd.array(matrix, opencl), out)
+    out = ekiden.nd.array(np.zeros((steps, size), "float32"), device)
+    module = ekiden.build(schedule, [x, w, result], kind_of(device), name="f")
+    module["f"](ekiden.nd.array(data, device), ekiden.nd.array(matrix, device), out)
     expected = [data[0]]
     for row in data[1:]:
         expected.append(matrix @ expected[-1] + row)

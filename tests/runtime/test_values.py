@@ -1,10 +1,13 @@
 """Values of every kind, there and back, and tensors that are only lent."""
 
+import copy
 import ctypes
 import gc
+import pickle
 import shutil
 import subprocess
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ values = st.recursive(
         st.lists(inner)
         | st.lists(inner).map(tuple)
         | st.dictionaries(keys, inner)
-        | st.builds(runtime.ADT, st.integers(1, 9), st.lists(inner, max_size=3))
+        | st.builds(runtime.ADT, st.integers(0, 9), st.lists(inner, max_size=3))
     ),
 )
 
@@ -44,7 +47,7 @@ values = st.recursive(
 def test_values_and_their_types_come_back(value: object) -> None:
     back = echo(value)
     assert back == value
-    assert isinstance(back, type(value))  # a tuple that holds data is data of tag 0
+    assert isinstance(back, type(value))  # a tuple comes back as data of tag 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -295,6 +298,27 @@ def test_data_prints_and_compares_as_its_tags_and_fields() -> None:
     assert data(1) != ()
     assert data(1, (2,)) != data(2, (2,)) != (2,)
     assert hash(data(1, (2, data(3)))) == hash(data(1, (2, data(3))))
+
+
+@pytest.mark.parametrize("fields", [(), (1,), (1, (2,)), (runtime.ADT(0), 3)])
+def test_data_of_the_first_constructor_has_its_tag(fields: tuple[object, ...]) -> None:
+    back = echo(runtime.ADT(0, fields))
+    assert type(back) is runtime.ADT and back.tag == 0 and back.fields == fields
+    assert echo(runtime.ADT(1, (back,)))[0].tag == 0
+
+
+@pytest.mark.parametrize(
+    "twin", [lambda v: pickle.loads(pickle.dumps(v)), copy.copy, copy.deepcopy]
+)
+def test_data_can_be_pickled_and_copied(twin: Callable[[Any], Any]) -> None:
+    shared = runtime.ADT(3, ("a",))
+    value = runtime.ADT(1, (shared, (2, shared), runtime.ADT(0)))
+    result = twin(value)
+    assert type(result) is runtime.ADT and result == value and repr(result) == repr(value)
+    assert result[0] is result[1][1] and type(result[1]) is tuple
+    for number in range(20_000):
+        value = runtime.ADT(1, (number, value))
+    assert twin(value) == value
 
 
 def test_list_of_many_cells_prints_and_compares() -> None:

@@ -3,12 +3,11 @@
 class ADT(tuple):
     """Value of an algebraic data type: its fields and the tag of its constructor.
 
-    Plain tuples have tag 0 and cross as tuples. What has tag 0 and holds data comes back as a value
-    of tag 0, which prints as a tuple and equals one: however deep it is, it can be printed,
-    compared and hashed.
+    A tuple has tag 0 and crosses as the value of tag 0, which prints as a tuple and equals one.
+    A value of any depth can be printed, compared, hashed, copied and pickled.
     """
 
-    tag: int
+    tag = 0
     constructor = None
     """Constructor that built the value, if known: in the interpreter and in user code."""
     _made = None                   # its object, once made of fields that cannot change
@@ -23,7 +22,8 @@ class ADT(tuple):
         elif constructor is not None and tag != constructor.tag:
             raise ValueError(f"ADT: {constructor.name_hint} has tag {constructor.tag}, got {tag}")
         self = super().__new__(cls, fields)
-        self.tag = tag
+        if tag != 0:
+            self.tag = tag
         if constructor is not None:
             self.constructor = constructor
         return self
@@ -78,6 +78,40 @@ class ADT(tuple):
             found = hash((found, at))
         return found
 
+    def __reduce__(self):
+        return _adt_of_records, (_adt_records(self),)
+
+
+def _adt_records(root):
+    """Return a value as records in postorder, which `_adt_of_records` reads: the tag (None for a
+    plain tuple), the constructor, the fields without those that are values of this kind, and
+    the record of each of those by its position."""
+    cdef dict index_of = {}        # id of a value -> its record; the root keeps all ids alive
+    cdef list records = [], stack = [root]
+    while stack:
+        at = stack[len(stack) - 1]
+        missing = [field for field in at if _is_adt(field) and id(field) not in index_of]
+        if missing:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if id(at) not in index_of:
+            nested = {i: index_of[id(field)] for i, field in enumerate(at) if _is_adt(field)}
+            fields = [None if i in nested else field for i, field in enumerate(at)]
+            index_of[id(at)] = len(records)
+            records.append((getattr(at, "tag", None), getattr(at, "constructor", None), fields,
+                            nested))
+    return records
+
+
+def _adt_of_records(records):
+    """Return the value that `_adt_records` took apart."""
+    cdef list values = []
+    for tag, constructor, fields, nested in records:
+        fields = [values[nested[i]] if i in nested else f for i, f in enumerate(fields)]
+        values.append(tuple(fields) if tag is None else ADT(tag, fields, constructor))
+    return values[len(values) - 1]
+
 
 class Shape(tuple):
     """Shape as a distinct type, which is converted to a runtime shape instead of a tuple."""
@@ -120,7 +154,7 @@ cdef object _adt_to_python(ek_adt *adt):
         item = _to_python(&adt.fields[i])
         Py_INCREF(item)
         PyTuple_SET_ITEM(fields, i, item)
-    return fields if adt.tag == 0 else ADT(adt.tag, fields)
+    return ADT(adt.tag, fields)
 
 
 # A list of a million cells is a chain of a million ADTs: these two keep stacks of their own.
@@ -136,9 +170,7 @@ cdef object _deep_adt_to_python(ek_adt *root):
             stack.extend(missing)
             continue
         stack.pop()
-        fields = tuple(_flat_fields(at, made))
-        is_plain = at.tag == 0 and not any([type(field) is ADT for field in fields])
-        made[<size_t>at] = fields if is_plain else ADT(at.tag, fields)
+        made[<size_t>at] = ADT(at.tag, _flat_fields(at, made))
     return made[<size_t>root]
 
 

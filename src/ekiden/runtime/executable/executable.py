@@ -322,6 +322,8 @@ class Executable:
             result = machines.run(values, timeout, output_buffers)
         else:
             result = self._kept.run(machines.run, values, timeout)
+        if type(result) is runtime.ADT and len(self.outputs) != 1:
+            result = tuple(result)  # outputs; values inside them have the tag of tuples, 0
         if self._gives_objects:
             result = self._convert_outputs(result)
         if self._gives_functions:
