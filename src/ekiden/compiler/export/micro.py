@@ -22,6 +22,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import dump_if_requested, time_phase
+from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
@@ -184,7 +185,11 @@ def _entry_tensor(entry: str, direction: str, name: str, kind: Type) -> MicroTen
     if not isinstance(kind, TensorType):
         raise CompileError(f"{head} is {format_type(kind)}, a tensor expected")
     tensor_bytes(kind, head)
-    row = {"name": name, "shape": [int(d) for d in kind.shape], "dtype": kind.dtype}
+    row = {
+        "name": name,
+        "shape": [d.value for d in kind.shape if isinstance(d, IntImm)],
+        "dtype": kind.dtype,
+    }
     return _tensors_of([row], what, [kind])[0]
 
 
