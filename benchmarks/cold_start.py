@@ -188,7 +188,7 @@ def measure_model(
                 if round_index >= 0:
                     runs[name].append(figures)
     medians_by_engine = {
-        name: median_figures(engine_runs)
+        name: median_measurements(engine_runs)
         for name, engine_runs in runs.items()
         if name not in refused
     }
@@ -220,7 +220,7 @@ SHORT_MODEL_S = 8
 """Seconds after which full speed shall be there."""
 
 
-def median_figures(runs: Sequence[Figures]) -> Figures:
+def median_measurements(runs: Sequence[Figures]) -> Figures:
     """Return the median of each figure."""
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 

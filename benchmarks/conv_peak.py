@@ -85,7 +85,7 @@ def build_conv2d(
     return kernel, arguments, scheduled + spent, str(select_kernel([anchor], target).decision)
 
 
-def print_peak_shares(name: str, options: argparse.Namespace) -> None:
+def print_percent_of_peak(name: str, options: argparse.Namespace) -> None:
     """Print the share of the peak of each convolution, and of the whole network, on one processor
     class.
     """
@@ -128,7 +128,7 @@ def main() -> None:
     num_threads(options.threads)
     print(f"{cpu_model_name()}, {options.threads} thread(s), least of {options.rounds} rounds")
     for name in options.classes:
-        print_peak_shares(name, options)
+        print_percent_of_peak(name, options)
 
 
 if __name__ == "__main__":

@@ -145,10 +145,10 @@ def main() -> None:
     options = parser.parse_args()
     num_threads(1)
     for text in processors():
-        print_peak_shares(Target.parse(f"{text} -cores=1"), options)
+        print_percent_of_peak(Target.parse(f"{text} -cores=1"), options)
 
 
-def print_peak_shares(target: Target, options: argparse.Namespace) -> None:
+def print_percent_of_peak(target: Target, options: argparse.Namespace) -> None:
     """Print the share of the peak for each shape on one processor class."""
     rng = np.random.default_rng(0)
     loop, work = build_peak_loop(target)

@@ -195,7 +195,7 @@ def processor_class_target(name: str, threads: int) -> Target:
     return Target(f"llvm -mcpu={name} -mtune=native -cores={threads}")
 
 
-def print_peak_shares(name: str, options: argparse.Namespace) -> None:
+def print_percent_of_peak(name: str, options: argparse.Namespace) -> None:
     """Print a line for each shape, for one class of processor."""
     target = processor_class_target(name, options.threads)
     peer_heads = "".join(f" {f'{peer} us':>9} {'times':>6}" for peer in PEER_ENGINES)
@@ -223,7 +223,7 @@ def main() -> None:
     num_threads(options.threads)
     print(f"{cpu_model_name()}, {options.threads} thread(s), least of {options.rounds} rounds")
     for name in options.classes:
-        print_peak_shares(name, options)
+        print_percent_of_peak(name, options)
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ def plot_results(rows: Sequence[Record], layers: Sequence[Record], path: Path) -
         axis.set_title(f"{count} thread{'s' * (count > 1)}")
         axis.set_xlabel("time of the other engine / time of Ekiden")
     if layers:
-        _plot_limit_shares(axes[-1], layers)
+        _plot_percent_of_limit(axes[-1], layers)
     # Two lines: the title of one panel must fit its width.
     figure.suptitle("Time of other engines, relative to Ekiden\n(right of 1: Ekiden is faster)")
     figure.savefig(path, metadata={"Date": None})
@@ -363,7 +363,7 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     return list(RATIO_TICKS[first : last + 1])
 
 
-def _plot_limit_shares(axis: Axis, layers: Sequence[Record]) -> None:
+def _plot_percent_of_limit(axis: Axis, layers: Sequence[Record]) -> None:
     by_model: dict[str, list[Record]] = {}
     for row in layers:
         by_model.setdefault(row["model"], []).append(row)

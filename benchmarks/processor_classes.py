@@ -49,10 +49,10 @@ def main() -> None:
                 threads=options.threads,
                 rounds=options.rounds,
             )
-            matmul_peak.print_peak_shares(name, of_class)
-        conv_peak.print_peak_shares(name, options)
+            matmul_peak.print_percent_of_peak(name, of_class)
+        conv_peak.print_percent_of_peak(name, options)
         if options.threads == 1:
-            int8_matmul.print_peak_shares(matmul_peak.processor_class_target(name, 1), options)
+            int8_matmul.print_percent_of_peak(matmul_peak.processor_class_target(name, 1), options)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import schedule
 from ekiden.kernels.cpu import winograd
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
-from ekiden.kernels.spaces.winograd import choose_tile_side
+from ekiden.kernels.spaces.winograd import choose_tile_size
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -255,7 +255,7 @@ def test_ragged_two_by_two_pooling_is_not_fused() -> None:
 
 def side(cpu: str, image: tuple[int, int, int], channels: int, **fixed: int) -> int:
     target = Target(f"llvm -mcpu={cpu} -cores=1")
-    return choose_tile_side(image, (channels, channels), target, fixed)
+    return choose_tile_size(image, (channels, channels), target, fixed)
 
 
 @pytest.mark.parametrize(

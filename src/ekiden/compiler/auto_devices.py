@@ -10,7 +10,7 @@ from functools import partial
 from ekiden import runtime
 from ekiden.backend.vm.min_cut_placement import DeviceCosts
 from ekiden.compiler.build import as_module
-from ekiden.compiler.device_peak import DeviceFigures, measure_device
+from ekiden.compiler.device_peak import DevicePeaks, measure_device
 from ekiden.compiler.machine_peak import measure_peak
 from ekiden.compiler.sample_inputs import random_inputs
 from ekiden.ir.module import IRModule
@@ -163,7 +163,7 @@ def _mixed_plans(
 
 
 def _device_costs(
-    peak: MachinePeak, figures: DeviceFigures, host: float, device: float
+    peak: MachinePeak, figures: DevicePeaks, host: float, device: float
 ) -> DeviceCosts:
     """Return the placement costs of a device and the host, from their measured figures."""
     return DeviceCosts(

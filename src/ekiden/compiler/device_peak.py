@@ -21,7 +21,7 @@ from ekiden.target.kinds import TARGET_KINDS
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
 
-__all__ = ["DeviceFigures", "measure_device"]
+__all__ = ["DevicePeaks", "measure_device"]
 
 MAX_COPY_ARRAY_BYTES = 1 << 25
 """Maximum bytes of each copied array, larger than the caches."""
@@ -40,7 +40,7 @@ TOTAL_MEMORY_ATTRIBUTE = 9
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFigures:
+class DevicePeaks:
     """Measured figures of a device: FLOP/s, memory bandwidth, launch latency, copy bandwidth in
     both directions, and copy latency.
     """
@@ -102,7 +102,7 @@ def _bind_threads(
 
 
 @cache
-def measure_device(device: Device) -> DeviceFigures:
+def measure_device(device: Device) -> DevicePeaks:
     """Measure a device and return the best figures of several rounds; takes about a second, more if
     kernels are built for the first time. Raises DeviceError if the device, its driver or its
     compiler fails, and ValueError for a kind without a code generator.
@@ -125,7 +125,7 @@ def measure_device(device: Device) -> DeviceFigures:
     count = max_blocks * BLOCK_THREADS
     host, device_array = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
     one, one_there = tensor(np.zeros(1, "float32")), empty((1,), "float32", device)
-    return DeviceFigures(
+    return DevicePeaks(
         flops,
         8 * blocks * BLOCK_THREADS / seconds,
         copies.measure_seconds(1),

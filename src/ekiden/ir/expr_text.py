@@ -93,7 +93,7 @@ def format_prim_expr(
             if remaining is not None and (remaining := remaining - len(piece)) < 0:
                 return "".join(out)[:max_chars] + " ..."
             continue
-        pieces, level = _format_pieces(piece[0], names)
+        pieces, level = _format_fragments(piece[0], names)
         # A stack is read from its end: pieces go on it reversed, brackets too.
         stack.extend((")", *reversed(pieces), "(") if level < piece[1] else reversed(pieces))
     return "".join(out)
@@ -107,7 +107,7 @@ def _format_call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_TextPiece],
     return [*pieces, ")"], _ATOM_PRECEDENCE
 
 
-def _format_pieces(value: PrimExpr, names: Names) -> tuple[list[_TextPiece], int]:
+def _format_fragments(value: PrimExpr, names: Names) -> tuple[list[_TextPiece], int]:
     """Return the text pieces of a node and its operator precedence."""
     match value:
         case IntImm(value=number, dtype="bool"):

@@ -48,7 +48,7 @@ class IntrinsicDef:
     """Whether each call states its result dtype, which nothing else determines."""
 
     @property
-    def has_meaning(self) -> bool:
+    def has_reference_semantics(self) -> bool:
         """Return whether the value depends on the arguments alone, so that a reference exists."""
         return self.reference is not _raise_no_reference
 

@@ -89,7 +89,7 @@ def append_ranges(
             kind, size = _range_kind(tensor, stored), product_of_dims(stored.shape)
             reductions += emit_reduction_of_stores(source, buffer, size, kind)
             continue
-        alone = _reduction_alone(tensor, stored, target)
+        alone = _standalone_reduction(tensor, stored, target)
         attrs["tir.has_blocks"] = 1
         reductions.append(
             replace_buffers(alone.body, dict(zip(alone.buffers, (source, buffer), strict=True)))
@@ -99,7 +99,7 @@ def append_ranges(
     return replace(kernel, func=func)
 
 
-def _reduction_alone(tensor: te.Tensor, stored: te.Tensor, target: Target) -> PrimFunc:
+def _standalone_reduction(tensor: te.Tensor, stored: te.Tensor, target: Target) -> PrimFunc:
     """Return a standalone kernel that reduces a tensor in memory to its range."""
     data = te.placeholder(stored.shape, stored.dtype, "data")
     op = tensor.op

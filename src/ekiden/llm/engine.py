@@ -202,7 +202,7 @@ class Engine:
         """Return the sequence of a prompt without queueing it; `add` does. Raises as `submit`."""
         stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
-        self._set_ends(stream)
+        self._set_stop_conditions(stream)
         self.model.check_biases(stream.sampling)
         stream.adapter = self.model.adapter_number(stream.sampling.adapter)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
@@ -213,7 +213,7 @@ class Engine:
         stream.keys = self.pages.prefix_keys(stream.prompt, stream.variant)
         return stream
 
-    def _set_ends(self, stream: Stream) -> None:
+    def _set_stop_conditions(self, stream: Stream) -> None:
         """Set the stop tokens and stop strings of a sequence. Raises InputError for stop texts
         without a tokenizer.
         """
@@ -371,7 +371,7 @@ class Engine:
         # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
         for stream in sorted(self._running, key=lambda item: item.is_reading):
-            first = self._first_unread(stream)
+            first = self._first_unprocessed(stream)
             rest = stream.length - first
             count = min(budget, rest) if stream.is_reading else rest
             if count:
@@ -403,7 +403,7 @@ class Engine:
                 streams[i].scores.append(score_token(row, token, alternatives))
             self._append_tokens(streams[i], [token])
 
-    def _first_unread(self, stream: Stream) -> int:
+    def _first_unprocessed(self, stream: Stream) -> int:
         """Return the position of the first token to feed to the model. With proposals, the last
         token but one of a running text is read again, since the draft model has not seen it if it
         was the last proposal.

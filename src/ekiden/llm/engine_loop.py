@@ -36,7 +36,7 @@ class TokenUpdate:
 
 
 @dataclass(eq=False, slots=True)
-class _LoopEntry:
+class _ScheduledSequence:
     """Sequence in the loop, with its delivery callback and deadline."""
 
     stream: Stream
@@ -57,7 +57,7 @@ class EngineLoop:
         self._engine, self._clock = engine, clock
         self._changed = threading.Condition()
         self._events: list[Callable[[], None]] = []
-        self._entries: dict[Stream, _LoopEntry] = {}
+        self._entries: dict[Stream, _ScheduledSequence] = {}
         """The texts under way, of the loop's thread alone."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._run_loop, name="texts", daemon=True)
@@ -67,7 +67,7 @@ class EngineLoop:
         """Generate the tokens of a sequence from `Engine.prepare`; `deliver` is called on the
         loop's thread with those of each step, and must not block. The last update has a `finish`.
         """
-        entry = _LoopEntry(stream, deliver, deadline)
+        entry = _ScheduledSequence(stream, deliver, deadline)
 
         def begin_stream() -> None:
             """Register the sequence on the loop's thread, and queue it unless it has finished."""
@@ -145,7 +145,7 @@ class EngineLoop:
                 del self._entries[stream]
             self._deliver_one(entry, TokenUpdate(tokens, stream.finish, stream.reason, scores))
 
-    def _deliver_one(self, entry: _LoopEntry, update: TokenUpdate) -> None:
+    def _deliver_one(self, entry: _ScheduledSequence, update: TokenUpdate) -> None:
         try:
             entry.deliver(update)
         except Exception as error:  # of code that is not ours: nobody takes the text any more

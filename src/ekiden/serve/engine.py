@@ -90,12 +90,12 @@ class ServingEngine:
         """
         loop = asyncio.get_running_loop()
 
-        def call_with_turns() -> Result:
+        def call_with_yields() -> Result:
             """Call the function in the reader thread with yields to the event loop."""
             with yielding_to_loop(loop):
                 return call()
 
-        return await loop.run_in_executor(self._readers, call_with_turns)
+        return await loop.run_in_executor(self._readers, call_with_yields)
 
     def _log_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)

@@ -155,7 +155,7 @@ class HeldBackScores:
         return tuple(scores)
 
 
-def check_plain_request(name: str, request: TextRequest) -> None:
+def check_basic_request(name: str, request: TextRequest) -> None:
     """Raise RequestError for a setting that a model without `RequestEngine.open` does not
     support.
     """
@@ -214,7 +214,7 @@ class Generation:
         if request.sampling.pattern and not constrains_answers(text):
             raise RequestError(f"'response_format': model '{name}' gives texts of any form alone")
         if not isinstance(text, RequestEngine):
-            check_plain_request(name, request)
+            check_basic_request(name, request)
         # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
         if version.num_users >= version.config.queue:
             raise RequestError(f"{version.num_users} answers are under way already", "busy", 1.0)

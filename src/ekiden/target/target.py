@@ -541,7 +541,7 @@ def _fields_from_config(config: Config) -> dict[str, Any]:
     facts = (
         {n: v for n, v in config.items() if n in target_facts.FACT_OPTIONS} if kind.is_cpu else None
     )
-    values = target_facts.resolve_facts(facts) if facts is not None else _neutral_facts()
+    values = target_facts.resolve_facts(facts) if facts is not None else _generic_facts()
     host = config.get("host")
     defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
     specified = {n: config[n] for n in kind.option_table if n in config}
@@ -599,7 +599,7 @@ def _device_vector_facts(bits: int) -> dict[str, object]:
     return {"vector_bits": bits, "registers": 32 if bits >= MAX_VECTOR_BITS else 16}
 
 
-def _neutral_facts() -> dict[str, object]:
+def _generic_facts() -> dict[str, object]:
     return target_facts.resolve_facts({"mcpu": "x86-64", "cores": 1})
 
 

@@ -336,7 +336,7 @@ class _PythonEmitter:
             return f"rt.bit_cast({x[0]}, {e.dtype!r})"
         if e.op in ("call_llvm_intrin", "call_llvm_pure_intrin"):
             raise errors.RunError(f"interpreter: {e.op} {x[0]}: NumPy has no intrinsics of LLVM")
-        if not find_intrinsic(e.op).has_meaning and e.op != "if_then_else":
+        if not find_intrinsic(e.op).has_reference_semantics and e.op != "if_then_else":
             raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":
             reference = self.intern_constant(INTRINSICS[e.op].reference)

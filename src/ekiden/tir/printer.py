@@ -420,10 +420,10 @@ def _match_grid(s: For) -> list[For]:
     extent must not use the nest's variables.
     """
     nest = [s]
-    if not _is_plain_serial_loop(s):
+    if not _is_unannotated_serial_loop(s):
         return nest
     bound = {s.loop_var}
-    while isinstance(inner := nest[-1].body, For) and _is_plain_serial_loop(inner):
+    while isinstance(inner := nest[-1].body, For) and _is_unannotated_serial_loop(inner):
         if not isinstance(inner.extent, IntImm) and bound & set(free_vars(inner.extent)):
             break
         nest.append(inner)
@@ -431,7 +431,7 @@ def _match_grid(s: For) -> list[For]:
     return nest
 
 
-def _is_plain_serial_loop(s: For) -> bool:
+def _is_unannotated_serial_loop(s: For) -> bool:
     return (
         s.kind is ForKind.SERIAL
         and s.annotations is None

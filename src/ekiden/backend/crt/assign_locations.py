@@ -29,10 +29,10 @@ from ekiden.backend.crt.read_routine import RoutineReader
 from ekiden.backend.crt.value_locations import (
     NO_LEAF,
     NO_LOCATION,
-    DraftStatement,
     LeafMove,
     ParallelMoves,
     StorageOffset,
+    UnresolvedStatement,
     ValueLeaf,
 )
 from ekiden.ir.prim import IntImm, const
@@ -86,7 +86,7 @@ class _LocationAssigner:
         self._drop_loop_invariants()
         requests = list(reader.requests.values())
         self.owners = {r.storage: r for r in requests}
-        loop_ends = [e for e in self._iteration_ends() if e.entry is not None]
+        loop_ends = [e for e in self._parallel_moves() if e.entry is not None]
         # Values carried into the next iteration must not be stored in a result before the loop
         # ends.
         carried = {s for loop_end in loop_ends for m in loop_end.moves for s in m.source.storages}
@@ -96,7 +96,7 @@ class _LocationAssigner:
             self._set_owner(request, request.in_place_successors)
         self._alias_loop_params(loop_ends)
         self._alias_results(frozenset())
-        moves = [self._sequentialize_moves(leave) for leave in self._iteration_ends()]
+        moves = [self._sequentialize_moves(leave) for leave in self._parallel_moves()]
         roots = dict.fromkeys(self.owners[r.storage] for r in requests)
         placed = [r for r in roots if r not in self.output_of]
         self.offsets, size = place_all([*placed, *self.temporaries])
@@ -113,8 +113,8 @@ class _LocationAssigner:
             frame_bytes=size,
         )
 
-    def _iteration_ends(self) -> list[ParallelMoves]:
-        """Return the ends of loop iterations and of the routine."""
+    def _parallel_moves(self) -> list[ParallelMoves]:
+        """Return the parallel moves at the ends of loop iterations and of the routine."""
         return [item for item in self.reader.code if isinstance(item, ParallelMoves)]
 
     def _set_dynamic_sizes(self, frames: Mapping[str, int]) -> None:
@@ -136,7 +136,7 @@ class _LocationAssigner:
 
     def _drop_loop_invariants(self) -> None:
         """Drop the storage of loop parameters that no iteration changes."""
-        changed = {m.number for e in self._iteration_ends() if e.entry is not None for m in e.moves}
+        changed = {m.number for e in self._parallel_moves() if e.entry is not None for m in e.moves}
         for number, request in enumerate(self.reader.params):
             if request is not None and number not in changed:
                 del self.reader.requests[request.storage]
@@ -149,7 +149,7 @@ class _LocationAssigner:
         """Alias storages that are whole results with the result's memory, except those
         `excluded`.
         """
-        for leave in self._iteration_ends():
+        for leave in self._parallel_moves():
             if leave.entry is not None:
                 continue
             for move in leave.moves:
@@ -290,12 +290,12 @@ class _LocationAssigner:
     def _emit_statements(self, moves: Sequence[Sequence[_OrderedMove]]) -> Iterator[Statement]:
         ends = iter(moves)
         for item in self.reader.code:
-            if isinstance(item, DraftStatement):
+            if isinstance(item, UnresolvedStatement):
                 yield from self._locate_operands(item)
             else:
                 yield from self._emit_iteration_end(item, next(ends))
 
-    def _locate_operands(self, draft: DraftStatement) -> Iterator[Statement]:
+    def _locate_operands(self, draft: UnresolvedStatement) -> Iterator[Statement]:
         statement = replace(
             draft.statement, locations=tuple(map(self._location_of_leaf, draft.leaves))
         )

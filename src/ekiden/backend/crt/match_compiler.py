@@ -45,7 +45,7 @@ def read_match(
         f"no clause of the match at {match.span} is for the value" if match.span else "no clause"
     )
     if not nodes:
-        reader.append_draft(crt.FailStatement(where))
+        reader.append_unresolved(crt.FailStatement(where))
         return
     if isinstance(nodes[0], MatchLeaf):  # the first clause is for all values
         _bind_pattern_variables(reader, match.clauses[nodes[0].clause], match, value)
@@ -53,16 +53,16 @@ def read_match(
         return
     number, reader.matches = reader.matches, reader.matches + 1
     _emit_decision_tree(reader, match, value, nodes, number)
-    reader.append_draft(crt.ClauseSwitchHeader(number))
+    reader.append_unresolved(crt.ClauseSwitchHeader(number))
     for clause in sorted({node.clause for node in nodes if isinstance(node, MatchLeaf)}):
-        reader.append_draft(crt.CaseHeader(clause))
+        reader.append_unresolved(crt.CaseHeader(clause))
         _bind_pattern_variables(reader, match.clauses[clause], match, value)
         yield from branch(match.clauses[clause].rhs)
-        reader.append_draft(crt.BlockEnd())
-    reader.append_draft(crt.CaseHeader(None))
-    reader.append_draft(crt.FailStatement(where))
-    reader.append_draft(crt.BlockEnd())
-    reader.append_draft(crt.BlockEnd())
+        reader.append_unresolved(crt.BlockEnd())
+    reader.append_unresolved(crt.CaseHeader(None))
+    reader.append_unresolved(crt.FailStatement(where))
+    reader.append_unresolved(crt.BlockEnd())
+    reader.append_unresolved(crt.BlockEnd())
 
 
 def _emit_decision_tree(
@@ -75,16 +75,16 @@ def _emit_decision_tree(
     while stack:
         at = stack.pop()
         if not isinstance(at, tuple):
-            reader.append_draft(at)
+            reader.append_unresolved(at)
             continue
         node, heads = at
         if not isinstance(node, TagTest):
-            reader.append_draft(
+            reader.append_unresolved(
                 crt.SelectClause(number, node.clause if node is not None else NO_CLAUSE_NUMBER)
             )
             continue
         kind, scrutinee = _subvalue(reader, match, value, node.path, heads)
-        reader.append_draft(crt.SwitchHeader(), scrutinee[0])
+        reader.append_unresolved(crt.SwitchHeader(), scrutinee[0])
         stack.append(crt.BlockEnd())
         default = nodes[node.default_node] if node.default_node is not None else None
         stack += [crt.BlockEnd(), (default, heads), crt.CaseHeader(None)]

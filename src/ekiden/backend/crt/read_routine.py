@@ -26,10 +26,10 @@ from ekiden.backend.crt.read_value import ValueReader
 from ekiden.backend.crt.value_layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.crt.value_locations import (
     NO_LEAF,
-    DraftStatement,
     LeafMove,
     ListClass,
     ParallelMoves,
+    UnresolvedStatement,
     Value,
     ValueLeaf,
 )
@@ -50,23 +50,23 @@ class RoutineReader(ValueReader):
         """Read all functions of the group. Raises CompileError for values of unbounded size."""
         self._declare_signatures()
         if self.is_loop:
-            self.append_draft(crt.LoopHeader())
+            self.append_unresolved(crt.LoopHeader())
         if len(self.names) > 1:
-            self.append_draft(crt.SwitchHeader())
+            self.append_unresolved(crt.SwitchHeader())
         for entry, name in enumerate(self.names):
             self.name = name
             if len(self.names) > 1:
-                self.append_draft(crt.CaseHeader(entry))
+                self.append_unresolved(crt.CaseHeader(entry))
             body = self._lookup_function(name).body
             block = LifetimeBlock(parse_let_chain(body), body, self.root, 0, 0)
             emit_scope(self._read_let_chain(block, is_last=True))
             block.joined_at = self.now
             if len(self.names) > 1:
-                self.append_draft(crt.BlockEnd())
+                self.append_unresolved(crt.BlockEnd())
         if len(self.names) > 1:
-            self.append_draft(crt.BlockEnd())
+            self.append_unresolved(crt.BlockEnd())
         if self.is_loop:
-            self.append_draft(crt.BlockEnd())
+            self.append_unresolved(crt.BlockEnd())
         self.root.end = self.next_position()
 
     # what is known before
@@ -169,16 +169,16 @@ class RoutineReader(ValueReader):
                 for number, leaf in zip(joins, self.ends[inner], strict=True):
                     if number is not None:
                         self.code.append(
-                            DraftStatement(crt.SetAddressStatement(number, ()), (leaf,))
+                            UnresolvedStatement(crt.SetAddressStatement(number, ()), (leaf,))
                         )
 
         if isinstance(value, If):
             cond = self.value(value.cond)
-            self.append_draft(crt.IfHeader(()), *cond)
+            self.append_unresolved(crt.IfHeader(()), *cond)
             yield from read_branch(value.true_branch)
-            self.append_draft(crt.ElseHeader())
+            self.append_unresolved(crt.ElseHeader())
             yield from read_branch(value.false_branch)
-            self.append_draft(crt.BlockEnd())
+            self.append_unresolved(crt.BlockEnd())
         else:
             yield from read_match(self, value, self.value(value.data), read_branch)
         joined = self.next_position()

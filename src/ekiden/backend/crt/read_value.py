@@ -23,11 +23,11 @@ from ekiden.backend.crt.program import (
 from ekiden.backend.crt.value_layout import LeafKind, LeafType, tensor_bytes, unbounded_message
 from ekiden.backend.crt.value_locations import (
     NO_LEAF,
-    DraftStatement,
     KnownClosure,
     ListClass,
     ParallelMoves,
     StorageOffset,
+    UnresolvedStatement,
     Value,
     ValueLeaf,
 )
@@ -69,7 +69,7 @@ class ValueReader:
         self.program = program
         self.names = names
         self.is_loop = is_loop
-        self.code: list[DraftStatement | ParallelMoves] = []
+        self.code: list[UnresolvedStatement | ParallelMoves] = []
         self.requests: dict[Var, StorageRequest] = {}
         self.elements: list[ListStorage] = []
         self.replacements: list[InPlaceCandidate] = []
@@ -137,16 +137,16 @@ class ValueReader:
                 if storage in self.requests:
                     self.requests[storage].uses[self.block] = self.now - 1
 
-    def append_draft(self, statement: crt.Statement, *leaves: ValueLeaf) -> None:
-        """Add a statement over leaves."""
+    def append_unresolved(self, statement: crt.Statement, *leaves: ValueLeaf) -> None:
+        """Append a statement over value leaves, and extend their live ranges to it."""
         self.extend_live_ranges(leaves)
-        self.code.append(DraftStatement(statement, leaves))
+        self.code.append(UnresolvedStatement(statement, leaves))
 
     def copy(self, source: ValueLeaf, target: ValueLeaf, kind: LeafType, node: str = "") -> None:
-        """Add a copy of a leaf."""
+        """Append a copy of a leaf's bytes."""
         if source.home is NO_LEAF.home:
             return
-        self.append_draft(crt.KernelCallStatement(None, (), kind.nbytes, node), source, target)
+        self.append_unresolved(crt.KernelCallStatement(None, (), kind.nbytes, node), source, target)
 
     # values
 
@@ -304,7 +304,7 @@ class ValueReader:
             else ()
         )
         step = crt.KernelCallStatement(kernel, (), source=str(call.span or ""))
-        self.append_draft(step, *inputs, *outputs, *memory)
+        self.append_unresolved(step, *inputs, *outputs, *memory)
 
     def allow_in_place(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
         """Record that the output may share the bytes of one of the inputs `allowed`."""
@@ -342,7 +342,7 @@ class ValueReader:
         self.allow_in_place((elements,), (grown,), (0,))
         self.copy(elements, grown, kinds[1])
         size = kinds[1].nbytes
-        self.append_draft(crt.ListAppend(0, size, ()), count, grown, element, after)
+        self.append_unresolved(crt.ListAppend(0, size, ()), count, grown, element, after)
         return after, grown
 
     def _read_stack(self, call: Call, attrs: SequenceStackAttrs) -> Value:
@@ -356,13 +356,15 @@ class ValueReader:
         assert elements.lists is not None
         root = elements.lists.root()
         root.capacity = max(root.capacity or 0, length.value)
-        self.append_draft(crt.CheckListLength(length.value, ()), count)
+        self.append_unresolved(crt.CheckListLength(length.value, ()), count)
         sizes = [d.value for d in kind.shape[1:] if isinstance(d, IntImm)]
         nbytes = math.prod(sizes) * dt.itemsize(kind.dtype)
         if not attrs.reverse:
             return (ValueLeaf(elements.home, elements.storages, elements.is_whole),)
         reversed_elements = self.new_storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
-        self.append_draft(crt.ReverseList(length.value, nbytes, ()), elements, reversed_elements)
+        self.append_unresolved(
+            crt.ReverseList(length.value, nbytes, ()), elements, reversed_elements
+        )
         return (reversed_elements,)
 
     # calls
@@ -395,7 +397,7 @@ class ValueReader:
         statement = crt.RoutineCallStatement(
             signature.routine, signature.entry, (), str(call.span or "")
         )
-        self.append_draft(statement, *inputs, *results, frame)
+        self.append_unresolved(statement, *inputs, *results, frame)
         return results
 
     def _num_routine_inputs(self, signature: RoutineSignature) -> int:

@@ -73,8 +73,8 @@ class KnownClosure:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftStatement:
-    """Statement whose operands are still leaves."""
+class UnresolvedStatement:
+    """Statement whose operands are value leaves without a memory location yet."""
 
     statement: Statement
     leaves: Value
@@ -106,12 +106,12 @@ class ParallelMoves:
 __all__ = [
     "NO_LEAF",
     "NO_LOCATION",
-    "DraftStatement",
     "KnownClosure",
     "LeafMove",
     "ListClass",
     "ParallelMoves",
     "StorageOffset",
+    "UnresolvedStatement",
     "Value",
     "ValueLeaf",
 ]  # fmt: skip

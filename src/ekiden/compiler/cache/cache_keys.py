@@ -107,11 +107,11 @@ def create_cache_request(model: object, options: CompileOptions) -> CacheRequest
         settings = [
             importer,
             options.executor,
-            _to_plain_data(options.inputs.to_dict()),
+            _to_hashable_data(options.inputs.to_dict()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),
-            _to_plain_data(context.config),
+            _to_hashable_data(context.config),
         ]
 
         @functools.cache
@@ -260,14 +260,14 @@ def _sha256(content: object) -> str:
     return sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _to_plain_data(value: object) -> object:
+def _to_hashable_data(value: object) -> object:
     """Convert a value to lists, numbers and strings for hashing. Raises TypeError for a value made
     of anything else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return sorted([key, _to_plain_data(item)] for key, item in value.items())
+        return sorted([key, _to_hashable_data(item)] for key, item in value.items())
     if isinstance(value, Sequence):
-        return list(map(_to_plain_data, value))
+        return list(map(_to_hashable_data, value))
     return operator.index(value)  # type: ignore[arg-type]  # raises TypeError

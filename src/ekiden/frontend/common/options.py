@@ -81,7 +81,7 @@ NO_OPTIONS = ImportOptions()
 """A model as it stands."""
 
 
-def parse_stated_shape(name: str, shape: object) -> list[int | str | None]:
+def parse_shape_option(name: str, shape: object) -> list[int | str | None]:
     """Parse the shape that the option `shape` states for an input: non-negative numbers, names
     (`relay.SizeVar` as well), or None (-1, `relay.Any()`) for dynamic.
 

@@ -177,8 +177,8 @@ class Scope:
         named = TensorType(tuple(dims), kind.dtype)
         var = Var(sanitize_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
-        stated_dims = {d for d in kind.shape if isinstance(d, SizeVar)}
-        new = {d for d in named.shape if isinstance(d, SizeVar)} - stated_dims
+        user_dims = {d for d in kind.shape if isinstance(d, SizeVar)}
+        new = {d for d in named.shape if isinstance(d, SizeVar)} - user_dims
         self._blocks[-1].symbols |= new
         self._register_symbols(var, named)
         return var
@@ -414,12 +414,12 @@ class Scope:
     def _learn_extent(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         """Record that a named dimension equals a number, and restart the import."""
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
-            if self._is_stated(symbol) and isinstance(number, IntImm):
+            if self._is_model_symbol(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
                     raise ImportModelError(f"dimension {symbol.name!r} would be {number.value}")
                 self._facts.fix_extent(symbol.name, number.value)
 
-    def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
+    def _is_model_symbol(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
         """Return whether a dimension is a symbol declared by the model, about which facts may be
         inferred.
         """
@@ -427,7 +427,7 @@ class Scope:
 
     def _learn_bound(self, symbol: PrimExpr, bound: PrimExpr) -> None:
         """Record an upper bound of a named dimension, and restart the import."""
-        if not self._is_stated(symbol) or not isinstance(bound, prim.Min):
+        if not self._is_model_symbol(symbol) or not isinstance(bound, prim.Min):
             return
         for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:

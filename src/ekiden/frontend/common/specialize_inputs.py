@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 
 from ekiden.arith import prove_equal, simplify, substitute
 from ekiden.frontend.common.import_result import ImportResult
-from ekiden.frontend.common.options import Shapes, parse_stated_shape
+from ekiden.frontend.common.options import Shapes, parse_shape_option
 from ekiden.ir.expr_text import format_type
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, const
@@ -53,12 +53,12 @@ def specialize_input_shapes(module: IRModule, shapes: Shapes) -> IRModule:
     names = imported.input_names or tuple(p.name_hint for p in main.params)
     params = dict(zip(names, main.params, strict=False))
     bindings = _DimBindings(main)
-    stated_shapes: dict[Var, _StatedShape] = {}
+    stated_shapes: dict[Var, _UserShape] = {}
     for name, shape in shapes.items():
         if name not in params:
             have = ", ".join(names) or "none"
             raise ImportModelError(f"shape of {name!r}: no such input; the inputs are: {have}")
-        stated = _StatedShape(name, params[name], parse_stated_shape(name, shape))
+        stated = _UserShape(name, params[name], parse_shape_option(name, shape))
         stated_shapes[params[name]] = stated
         bindings.bind(stated)
     try:
@@ -90,7 +90,7 @@ def _is_at_most(size: PrimExpr, upper: int) -> bool:
     return isinstance(size, SizeVar) and size.upper is not None and size.upper <= upper
 
 
-class _StatedShape:
+class _UserShape:
     """The shape that the user states for an input, beside the type that the program declares."""
 
     __slots__ = ("declared", "dims", "name")
@@ -118,14 +118,14 @@ class _DimBindings:
         self._input_names: dict[Symbol, str] = {}
         """The input whose shape gave a symbol its size, for messages."""
 
-    def bind(self, stated: _StatedShape) -> None:
+    def bind(self, stated: _UserShape) -> None:
         """Bind the symbols that are dimensions by themselves; raise ImportModelError for a second
         size of one.
         """
         for declared_dim, dim in zip(stated.declared.shape, stated.dims, strict=True):
             if dim is None or not isinstance(declared_dim, SizeVar):
                 continue
-            size = self._stated_dim(dim, declared_dim.upper)
+            size = self._user_dim(dim, declared_dim.upper)
             if declared_dim.upper is not None and not _is_at_most(size, declared_dim.upper):
                 raise ImportModelError(
                     f"shape of {stated.name!r}: dimension {declared_dim.name!r} is at most"
@@ -141,7 +141,7 @@ class _DimBindings:
                 self.sizes[declared_dim] = size
                 self._input_names[declared_dim] = stated.name
 
-    def _stated_dim(self, dim: int | str, upper: int | None = None) -> PrimExpr:
+    def _user_dim(self, dim: int | str, upper: int | None = None) -> PrimExpr:
         """Return a stated dimension; a name is the program's symbol where it has one, else a new
         symbol of at most `upper`.
         """
@@ -149,7 +149,7 @@ class _DimBindings:
             return self._symbols.setdefault(dim, SizeVar(dim, upper=upper))
         return const(dim)
 
-    def specialize_type(self, stated: _StatedShape) -> TensorType:
+    def specialize_type(self, stated: _UserShape) -> TensorType:
         """Return the type of an input: unknown dimensions are as stated, others must agree.
 
         Raises ImportModelError for a number that the declared dimension cannot be.
@@ -159,10 +159,10 @@ class _DimBindings:
             zip(stated.declared.shape, stated.dims, strict=True)
         ):
             if isinstance(declared_dim, AnyDim):
-                shape.append(declared_dim if dim is None else self._stated_dim(dim))
+                shape.append(declared_dim if dim is None else self._user_dim(dim))
                 continue
             specialized = simplify(substitute(declared_dim, self.sizes))
-            if dim is not None and not prove_equal(specialized, self._stated_dim(dim)):
+            if dim is not None and not prove_equal(specialized, self._user_dim(dim)):
                 value = "" if specialized is declared_dim else f" = {specialized}"
                 raise ImportModelError(
                     f"shape of {stated.name!r}: dimension {axis} is {declared_dim}{value} in"

@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ekiden.frontend.common.options import parse_stated_shape
+from ekiden.frontend.common.options import parse_shape_option
 from ekiden.runtime.errors import UnrankedInputError
 
 StatedInput: TypeAlias = tuple[str, str, tuple[int | str, ...] | None]
 """(name, dtype, shape) of an input; the shape is None where nothing says its rank."""
 
 
-def format_stated_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
+def format_user_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
     """Format an input's shape for display; None without a shape."""
     if dims is None:
         return None
-    return tuple("?" if d is None else d for d in parse_stated_shape(name, dims))
+    return tuple("?" if d is None else d for d in parse_shape_option(name, dims))
 
 
 def check_ranks(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder
-from ekiden.frontend.common.options import Shapes, parse_stated_shape
+from ekiden.frontend.common.options import Shapes, parse_shape_option
 from ekiden.frontend.common.rank_cases import to_program_output
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import (
@@ -18,7 +18,7 @@ from ekiden.frontend.common.sequence_value import (
     to_sequence_value,
 )
 from ekiden.frontend.common.string_value import StringValue
-from ekiden.frontend.common.unranked_inputs import check_ranks, format_stated_shape
+from ekiden.frontend.common.unranked_inputs import check_ranks, format_user_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
@@ -224,7 +224,7 @@ class _ImportAttempt:
         if not held.HasField("tensor_type"):
             return ()  # a sequence or a map: its shapes are those of its elements
         if override is not None:
-            return format_stated_shape(info.name, override)
+            return format_user_shape(info.name, override)
         if not held.tensor_type.HasField("shape"):
             return None
         declared = [_declared_dim(d) for d in held.tensor_type.shape.dim]
@@ -234,7 +234,7 @@ class _ImportAttempt:
                     f"import {self.label}: input {info.name!r}: dimension {axis} is {size}; "
                     "0 or more, a name, or -1 for any expected"
                 )
-        return format_stated_shape(info.name, declared)
+        return format_user_shape(info.name, declared)
 
     def _declare_input(self, info: onnx.ValueInfoProto) -> None:
         """Declare a graph input: a tensor, a sequence, or an absent optional."""
@@ -308,7 +308,7 @@ class _ImportAttempt:
         stated = [
             _declared_dim(d) for d in info.type.tensor_type.shape.dim
         ]  # checked by _declared_shape
-        dims = stated if override is None else parse_stated_shape(info.name, override)
+        dims = stated if override is None else parse_shape_option(info.name, override)
         return tuple(self.main.input_dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder
-from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
+from ekiden.frontend.common.options import Dims, Shapes, parse_shape_option
 from ekiden.frontend.common.rank_cases import to_program_output
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked_inputs import StatedInput, check_ranks, format_stated_shape
+from ekiden.frontend.common.unranked_inputs import StatedInput, check_ranks, format_user_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import GraphImporter, ImportState
@@ -92,7 +92,7 @@ class _ModelImport:
         graph, stated = self.model.graph, list[StatedInput]()
         for entry in graph.inputs:
             override = shapes.get(entry.name)
-            shape = format_stated_shape(entry.name, entry.shape if override is None else override)
+            shape = format_user_shape(entry.name, entry.shape if override is None else override)
             stated.append((entry.name, entry.dtype, shape))
         check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
 
@@ -104,7 +104,7 @@ class _ModelImport:
         if entry.shape is not None:
             dims = [d if d >= 0 else None for d in entry.shape]
         if override is not None:
-            replaced = parse_stated_shape(entry.name, override)
+            replaced = parse_shape_option(entry.name, override)
             if dims is not None and len(replaced) != len(dims):
                 text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(replaced)}"
                 raise CompileError(f"import {self.label}: {text}")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from ekiden.frontend.common.dim_facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.import_result import INITIAL_STATE_FUNCTION, ImportResult
 from ekiden.frontend.common.main_builder import MainBuilder, build_initial_state
-from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
+from ekiden.frontend.common.options import Dims, Shapes, parse_shape_option
 from ekiden.frontend.common.rank_cases import to_program_output
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked_inputs import StatedInput, check_ranks, format_stated_shape
+from ekiden.frontend.common.unranked_inputs import StatedInput, check_ranks, format_user_shape
 from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.tflite.graph import ImportState, SubgraphImporter
 from ekiden.frontend.tflite.load import (
@@ -133,7 +133,7 @@ class _ModelImport:
             tensor, dims = tensors[index], shapes.get(name)
             if dims is None and not tensor.is_unranked:
                 dims = tensor.shape
-            stated.append((name, tensor.dtype, format_stated_shape(name, dims)))
+            stated.append((name, tensor.dtype, format_user_shape(name, dims)))
         outputs = [(self.signature.outputs.get(i, tensors[i].name), tensors[i].dtype)
                    for i in self.subgraph.outputs]  # fmt: skip
         check_ranks(self.label, stated, outputs)
@@ -145,7 +145,7 @@ class _ModelImport:
             )
         dims: Dims = [d if d >= 0 else None for d in tensor.shape]
         if stated_shape is not None:
-            dims = parse_stated_shape(name, stated_shape)
+            dims = parse_shape_option(name, stated_shape)
             if len(dims) != len(tensor.shape) and not tensor.is_unranked:
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
                 raise CompileError(f"import {self.label}: {text}, got {len(dims)}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
-from ekiden.frontend.common.options import parse_stated_shape
+from ekiden.frontend.common.options import parse_shape_option
 from ekiden.frontend.registry import frontend_by_name
 from ekiden.frontend.torch.dtype import TORCH_DTYPES
 from ekiden.frontend.torch.export import export_module, import_exported, model_label
@@ -112,18 +112,18 @@ def _traced_dtypes(module: object, count: int) -> list[str | None]:
     return [*names, *[None] * count][:count]
 
 
-def _stated_shape(info: Info) -> list[int | str | None]:
+def _user_shape(info: Info) -> list[int | str | None]:
     """Return the shape of an input: numbers, names, and None for any extent."""
     name, spec = info
     is_pair = len(spec) == 2 and isinstance(spec[1], str)
-    return parse_stated_shape(name, spec[0] if is_pair else spec)
+    return parse_shape_option(name, spec[0] if is_pair else spec)
 
 
 def _dynamic_shapes(infos: Sequence[Info]) -> list[dict[int, Any]] | None:
     """Return the open dimensions of the inputs as torch.export takes them; None if all are
     numbers.
     """
-    shapes = [_stated_shape(info) for info in infos]
+    shapes = [_user_shape(info) for info in infos]
     names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
     dims: dict[object, Any] = {name: Dim(name) for name in names}
     # DYNAMIC, as AUTO would let PyTorch fix the dimension to the extent of the example.
@@ -139,7 +139,7 @@ def _example_input(info: Info, default_dtype: str) -> torch.Tensor:
     """Return zeros of the shape and dtype of an input."""
     name, spec = info
     dtype = spec[1] if len(spec) == 2 and isinstance(spec[1], str) else default_dtype
-    shape = [dim if isinstance(dim, int) else EXAMPLE_EXTENT for dim in _stated_shape(info)]
+    shape = [dim if isinstance(dim, int) else EXAMPLE_EXTENT for dim in _user_shape(info)]
     kinds = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
     if str(dtype) not in kinds:
         text = f"{name!r} has the dtype {str(dtype)!r}: one of {', '.join(kinds)} expected"

@@ -64,7 +64,7 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION, touched_regions
+from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION, accessed_regions
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
@@ -196,7 +196,7 @@ def schedule_scatter(sch: Schedule, kernel: KernelSpec) -> None:
     if ahead and steps:
         block = sch.get(sch.get_block(UPDATE_BLOCK))
         assert isinstance(block, Block)
-        number = [r.buffer for r in touched_regions(block)].index(block_writes(block)[0])
+        number = [r.buffer for r in accessed_regions(block)].index(block_writes(block)[0])
         row = _row_to_prefetch(columns, kernel.anchor.dtype)
         sch.annotate(steps[-1], PREFETCH_ANNOTATION, [number, ahead, row])
 

@@ -37,7 +37,7 @@ class PanelPrefetches:
     num_spread_tiles: int
     unroll: int
 
-    def emit_near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
+    def emit_l1_prefetch(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
         """Emit the prefetch into L1 of the panel row needed `row_distance` steps later."""
         at = origin + (k + self.row_distance) * self.row_elements
         rows = range(0, self.row_elements if self.row_distance else 0, self.line_elements)
@@ -57,7 +57,7 @@ class PanelPrefetches:
         """
         # Without its number, a tile cannot know which share of the next panel is its own.
         if number is None or not self.num_spread_tiles:
-            return [], lambda origin, k, unrolled_index: self.emit_near(origin, k)
+            return [], lambda origin, k, unrolled_index: self.emit_l1_prefetch(origin, k)
         lines_per_step = -(-self.row_elements // (self.line_elements * self.num_spread_tiles))
         steps_per_line = max(1, self.num_spread_tiles * self.line_elements // self.row_elements)
         begin, step = Var("begin"), Var("step")
@@ -71,13 +71,13 @@ class PanelPrefetches:
             (step, if_then_else(is_early, const(self.line_elements), const(0))),
         ]
 
-        def emit_ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
+        def emit_panel_prefetches(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
             """Emit prefetches of near rows into L1, and of lines of the next panel into L2
             (locality 2).
 
             Lines of the next panel are spread evenly over the first tiles' iterations.
             """
-            prefetches = self.emit_near(origin, k)
+            prefetches = self.emit_l1_prefetch(origin, k)
             # A line spans `steps_per_line` steps of k; if the unroll factor is no multiple of that,
             # the unrolled index does not tell where lines begin, so every step prefetches.
             if unrolled_index % steps_per_line == 0 or self.unroll % steps_per_line:
@@ -89,7 +89,7 @@ class PanelPrefetches:
                 ]
             return prefetches
 
-        return lets, emit_ahead
+        return lets, emit_panel_prefetches
 
 
 def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:

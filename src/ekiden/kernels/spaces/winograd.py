@@ -105,7 +105,7 @@ def element_arithmetic(anchor: te.Tensor) -> WinogradArithmetic:
     )
 
 
-def tile_side_knob() -> Knob:
+def tile_size_knob() -> Knob:
     """Return the knob of the side of output tiles."""
     return Knob(
         TILE_SIDE_KNOB,
@@ -152,7 +152,7 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     blocks = tuple(sorted({*TILES_PER_BLOCK_DOMAIN, tiles_per_block(product.rows)}))
     # fmt: off
     return (
-        tile_side_knob(),
+        tile_size_knob(),
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "output tiles of a register tile"),
         Knob("block", blocks, "output tiles that pass through the three stages together"),
@@ -183,7 +183,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     )
 
 
-def choose_tile_side(
+def choose_tile_size(
     image: tuple[int, int, int] | None,
     channels: tuple[int, int],
     target: Target,
@@ -195,19 +195,21 @@ def choose_tile_side(
     is faster. Raises CompileError for a fixed one that cannot be.
     """
     if TILE_SIDE_KNOB in fixed:
-        tile_side_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
+        tile_size_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
         side = int(fixed[TILE_SIDE_KNOB])
         return side if side in sides else 0
     # A guess of the size, not of the decision: weights are transformed before shapes are known.
     if image is None:
         image = (1, ASSUMED_IMAGE_SIDE, ASSUMED_IMAGE_SIDE)
-    costs = {m: c for m, c in _cycles_by_side(image, channels, target, kind).items() if m in sides}
+    costs = {
+        m: c for m, c in _cycles_by_tile_size(image, channels, target, kind).items() if m in sides
+    }
     best = min(costs, key=costs.__getitem__, default=0)
     direct = math.prod(image) * WINOGRAD_TAPS**2 * channels[0] * channels[1]
     return best if best and costs[best] < direct_cycles(direct, target, kind.data_dtype) else 0
 
 
-def _cycles_by_side(
+def _cycles_by_tile_size(
     image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: WinogradArithmetic
 ) -> dict[int, float]:
     """Return the estimated cycles by side of output tiles."""
@@ -230,7 +232,7 @@ def winograd_cycles(
     """Return the estimated cycles of Winograd convolution with a tile side, or the best one;
     infinite where there are too few tiles.
     """
-    costs = _cycles_by_side(image, channels, target, kind)
+    costs = _cycles_by_tile_size(image, channels, target, kind)
     return costs.get(side, math.inf) if side else min(costs.values(), default=math.inf)
 
 

@@ -13,7 +13,7 @@ from ekiden.relay.transform.graph.sparse_weights import (
     Conv2dToSparse,
     Conv2dToSparse2,
     conv_weight_matrix,
-    is_plain_conv,
+    is_unit_stride_same_conv,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 
@@ -35,7 +35,9 @@ def convert(
     fitting = weight_names(
         typed,
         "nn.conv2d",
-        lambda call: _weight_operand(call) if is_plain_conv(call, layout, kernel_size) else None,
+        lambda call: (
+            _weight_operand(call) if is_unit_stride_same_conv(call, layout, kernel_size) else None
+        ),
     )
     shapes = {}
     for name in fitting:

@@ -35,7 +35,7 @@ from ekiden.kernels.spaces.winograd import (
     FLOAT_ARITHMETIC,
     INT8_ARITHMETIC,
     WinogradArithmetic,
-    choose_tile_side,
+    choose_tile_size,
 )
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -246,7 +246,7 @@ def _choose_winograd_tile(
     # Of an image of unknown size the tile is chosen for the method alone.
     image = (n, height, width) if len(sizes) == len(result.shape) else None
     fixed = merged_overrides(decision_names(WINOGRAD_CONV_FAMILY, call))
-    return choose_tile_side(image, (channels, out), target, fixed, kind, sides)
+    return choose_tile_size(image, (channels, out), target, fixed, kind, sides)
 
 
 def _choose_int8_winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:

@@ -241,7 +241,7 @@ def _make_data_layout_rule(fits: Callable[[str, str], bool]) -> LayoutRule:
     return infer_from_data
 
 
-def _keeps_spatial_axes(layout: str, own: str) -> bool:
+def _preserves_spatial_axes(layout: str, own: str) -> bool:
     """Return whether the spatial axes keep their positions and stay unsplit."""
     axes = [letter for letter in "DHW" if axis_index(own, letter) >= 0]
     return all(
@@ -603,7 +603,7 @@ LAYOUT_RULES: dict[str, LayoutRule] = {
     **dict.fromkeys(_POOL_OP_NAMES, _infer_pool),
     "qnn.avg_pool2d": _with_qparams(_infer_pool, 1),
     **dict.fromkeys(
-        ("nn.upsampling", "nn.upsampling3d"), _make_data_layout_rule(_keeps_spatial_axes)
+        ("nn.upsampling", "nn.upsampling3d"), _make_data_layout_rule(_preserves_spatial_axes)
     ),
     **dict.fromkeys(
         ("image.resize1d", "image.resize2d", "image.resize3d"),

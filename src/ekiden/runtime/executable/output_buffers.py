@@ -113,7 +113,7 @@ def direct_buffers(
             *read,
             *(t for k, t in enumerate(output_ranges) if k != n and t is not None),
         ]
-        if _is_plain_buffer(destination) and not any(
+        if _is_dense_buffer(destination) and not any(
             _ranges_overlap(mine, other_range) for other_range in other_ranges
         ):
             pairs += (site, destination)
@@ -149,7 +149,7 @@ def _host_array(value: object) -> npt.NDArray[Any]:
     return np.asarray(viewed)
 
 
-def _is_plain_buffer(destination: OutputBuffer) -> bool:
+def _is_dense_buffer(destination: OutputBuffer) -> bool:
     flags = _host_array(destination).flags
     return flags.c_contiguous and flags.aligned
 

@@ -32,52 +32,55 @@ from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.visitor import buffers_written
 
 
-# From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
-# the step reach (`_stride_exceeds_reach`), or its indices tell the steps (`injectivity_error`). (2)
-# Several: the step's box with a free place in it, x0, x1, ...; if even any place of the box tells
-# the step, boxes are disjoint. A box is an over-estimate, so this refuses more than it must,
-# and never less.
+# Tests in order of cost. (1) All accesses have one index vector: either an iteration's stride
+# exceeds the span of the inner loops (`_stride_exceeds_inner_extent`), or the indices determine the
+# iteration (`injectivity_error`). (2) Several index vectors: take the iteration's bounding box,
+# with free variables x0, x1, ... for an element inside; if the indices of any element of the box
+# determine the iteration, boxes are disjoint. Boxes over-estimate, so the test is sound but
+# incomplete.
 def overlap_fault(
     program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:
-    """Return why two iterations of the given loops may touch one element of a buffer; None if they
+    """Return why two iterations of the given loops may access one element of a buffer; None if they
     cannot.
     """
-    touched = accesses_of_buffer(loop.body, buffer)
+    accesses = accesses_of_buffer(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
     # A loop of one iteration has no second one to collide with.
-    mine = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
-    loop_vars = {s.loop_var for s in mine}
+    varying = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
+    loop_vars = {s.loop_var for s in varying}
     if not loop_vars:
         return None
-    touched = [_drop_unit_loops(a, outer) for a in touched]
-    first = touched[0]
-    if all(_same_access(first, access) for access in touched):
-        if len(mine) == 1 and _stride_exceeds_reach(loop, buffer, first, mine[0].loop_var, outer):
+    accesses = [_drop_unit_loops(a, outer) for a in accesses]
+    first = accesses[0]
+    if all(_same_access(first, access) for access in accesses):
+        if len(varying) == 1 and _stride_exceeds_inner_extent(
+            loop, buffer, first, varying[0].loop_var, outer
+        ):
             return None
-        loops = [*mine, *first.loops]
+        loops = [*varying, *first.loops]
         return _injectivity_fault(
             _indices_of_loops(loop, first.indices, loops),
             loop_ranges(loops),
             determining_vars(loops, loop_vars),
             outer,
         )
-    own = loop_ranges(mine)
+    ranges = loop_ranges(varying)
     # Different access patterns: compare the bounding boxes instead, with a free coordinate within
     # each axis.
-    box = bounding_region(buffer, [_widen_part_loops(a) for a in touched], outer)
+    box = bounding_region(buffer, [_widen_part_loops(a) for a in accesses], outer)
     corners: list[PrimExpr] = []
     for axis, axis_range in enumerate(box):
         if is_const(axis_range.extent, 1):
             corners.append(axis_range.min)
             continue
         inside = Var(f"x{axis}")
-        own[inside] = Range(axis_range.extent)
+        ranges[inside] = Range(axis_range.extent)
         corners.append(axis_range.min + inside)
-    return _injectivity_fault(corners, own, loop_vars, outer)
+    return _injectivity_fault(corners, ranges, loop_vars, outer)
 
 
-# out[rows[e], j]: whatever rows[e] is, steps of j touch elements of their own.
+# out[rows[e], j]: whatever rows[e] is, steps of j touch elements of their ranges.
 def _indices_of_loops(
     loop: For, indices: Sequence[PrimExpr], loops: Sequence[For]
 ) -> list[PrimExpr]:
@@ -130,11 +133,11 @@ def _widen_part_loops(access: Access) -> Access:
     return Access(indices, tuple(loops), access.is_store, access.is_conditional, extents)
 
 
-def _stride_exceeds_reach(
+def _stride_exceeds_inner_extent(
     loop: For, buffer: Buffer, access: Access, var: Var, outer: Sequence[For]
 ) -> bool:
-    """Return whether an iteration's stride exceeds the combined reach of the loops inside it: the
-    common case, cheaper than a proof over digits.
+    """Return whether an iteration's stride exceeds the address span of the loops inside it: the
+    common case, cheaper than an injectivity proof.
     """
     analyzer = bound_analyzer(outer)
     values: dict[Var, PrimExpr] = {}
@@ -153,7 +156,7 @@ def _stride_exceeds_reach(
     flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
     looked_up = {e.buffer for e in post_order(flat) if isinstance(e, BufferLoad)}
     if looked_up and not looked_up.isdisjoint(buffers_written(loop.body)):
-        return False  # an iteration may read another number there than the one before
+        return False  # the loop writes the index table, so iterations may read different indices
     step = analyzer.coefficient(flat, var)
     steps = [analyzer.coefficient(flat, x) for x in sizes]
     if not step or any(s is None for s in steps):

@@ -100,7 +100,7 @@ CORRECTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningReduction:
     """A running value: its block in the loop, its buffer, index and term, its init, and the row of
     its correction.
     """
@@ -167,7 +167,7 @@ def _factors(e: PrimExpr) -> list[PrimExpr]:
 
 def _match_running_value(
     step: str, program: ScheduleProgram, realize: BlockRealize, loop: For, term: PrimExpr
-) -> tuple[_Running, PrimExpr, BufferLoad]:
+) -> tuple[_RunningReduction, PrimExpr, BufferLoad]:
     """Return the running value that a term is corrected for, the element that the factor compares
     with it, and the load of the running value.
     """
@@ -191,7 +191,11 @@ def _match_running_value(
         for row in CORRECTIONS:
             argument = _match_factor(factor, row, load) if update[0] is row.reducer else None
             if argument is not None:
-                return _Running(producer, store, update[1], init.value, row), argument, load
+                return (
+                    _RunningReduction(producer, store, update[1], init.value, row),
+                    argument,
+                    load,
+                )
     forms = ", ".join(map(_format_correction, CORRECTIONS))
     refuse(f"{step}: no factor of a term can be corrected; those are {forms}", realize)
 
@@ -267,7 +271,7 @@ def _require_same_elements(
     program: ScheduleProgram,
     realize: BlockRealize,
     loop: For,
-    running: _Running,
+    running: _RunningReduction,
     factor: tuple[PrimExpr, BufferLoad],
     nest: Sequence[For],
 ) -> None:
@@ -344,7 +348,7 @@ def _spatial_iters(realize: BlockRealize) -> tuple[list[IterVar], dict[Var, Prim
     return [IterVar(names[i.var], i.extent, i.kind) for i in old], dict(names)
 
 
-def _copy_block(name: str, running: _Running, previous: Buffer, loop: For) -> BlockRealize:
+def _copy_block(name: str, running: _RunningReduction, previous: Buffer, loop: For) -> BlockRealize:
     """Return the block that keeps the running value of the previous iteration."""
     iters, names = _spatial_iters(running.realize)
     indices = tuple(substitute(i, names) for i in running.store.indices)
@@ -359,7 +363,7 @@ def _rescale_nest(
     program: ScheduleProgram,
     realize: BlockRealize,
     store: BufferStore,
-    running: _Running,
+    running: _RunningReduction,
     previous: Buffer,
     loop: For,
     nest: Sequence[For],

@@ -92,7 +92,7 @@ def tensorize_tile(
     users = [*program.writers(sums), *program.readers(sums)]
     if nest.epilogue is not None and sums not in block_writes(nest.epilogue.block):
         others = [x for x in users if x not in nest.blocks]
-        if not all(_uses_sums_of_its_own(program, sums, x) for x in others):
+        if not all(_initializes_or_continues_sum(program, sums, x) for x in others):
             refuse(f"{TENSORIZE_PRIMITIVE}: {sums.name!r} is used by other blocks too", rows_loop)
         if not others and not program.is_param(sums) and not _outer_reduction_loops(program, nest):
             # The sums now live in registers only; their buffer has no other reader.
@@ -105,11 +105,14 @@ def tensorize_tile(
     )
 
 
-# The sums of a tile stay in registers. Blocks of other regions of a loop use the same buffer: that
-# is no matter where what they read of it was written right before, in the same step of their loops.
-def _uses_sums_of_its_own(program: ScheduleProgram, sums: Buffer, user: BlockRealize) -> bool:
-    """Return whether a block is a sum with an init, or reads the element that the sum right before
-    it, in the same loops, has written.
+# A tile's sums stay in registers, so the buffer of sums is never written. Blocks in other regions
+# of the loop may use the same buffer only if they initialize it, or read what the block right
+# before them wrote in the same iteration.
+def _initializes_or_continues_sum(
+    program: ScheduleProgram, sums: Buffer, user: BlockRealize
+) -> bool:
+    """Return whether a block is a reduction with an init, or reads only the element that the
+    reduction right before it wrote in the same iteration.
     """
     if sums in block_writes(user.block):
         return classify_block(user.block).kind == REDUCTION

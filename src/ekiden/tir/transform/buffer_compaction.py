@@ -235,12 +235,12 @@ def _is_rewritten_each_iteration(body: Stmt, buffer: Buffer, outer: Sequence[For
     if _begins_with_all_it_reads(buffer, touched, outer):
         return True
     # What no iteration of an inner loop carries, none of an outer one does.
-    inner = _touching_child(body, buffer)
+    inner = _only_accessing_child(body, buffer)
     within = [*outer, body] if isinstance(body, For) else outer
     return inner is not None and _is_rewritten_each_iteration(inner, buffer, within)
 
 
-def _touching_child(s: Stmt, buffer: Buffer) -> Stmt | None:
+def _only_accessing_child(s: Stmt, buffer: Buffer) -> Stmt | None:
     """Return the statement directly inside that makes all accesses of a buffer; None where there is
     none, or where a loop without bounds repeats it.
     """

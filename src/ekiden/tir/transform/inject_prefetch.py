@@ -53,7 +53,7 @@ def _int_value(value: object) -> int:
     return number if isinstance(number, int) else -1
 
 
-def touched_regions(block: Block) -> list[BufferRegion]:
+def accessed_regions(block: Block) -> list[BufferRegion]:
     """Return what a block reads, then what it only writes, in the order that the annotation counts
     in.
     """
@@ -67,7 +67,7 @@ def _emit_prefetches(
 ) -> list[Stmt]:
     """Emit a prefetch per cache line, for the first iteration of the inner loops."""
     block = realize.block
-    touched = touched_regions(block)
+    touched = accessed_regions(block)
     along = [v for v in block.iter_vars if v.kind in (IterKind.REDUCE, IterKind.ORDERED)]
     if read >= len(touched) or not along:
         raise CompileError(
@@ -92,4 +92,4 @@ def _emit_prefetches(
     return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, elements_per_line)]
 
 
-__all__ = ["PREFETCH_ANNOTATION", "inject_prefetch", "touched_regions"]
+__all__ = ["PREFETCH_ANNOTATION", "accessed_regions", "inject_prefetch"]

@@ -272,7 +272,7 @@ class _StoreReducer(StmtMutator):
                     num_chunks,
                     ForKind.PARALLEL,
                     body,
-                    _grain_of(stmt, loop is not None),
+                    _scaled_parallel_annotations(stmt, loop is not None),
                 ),
                 For(n, const(0), num_chunks, ForKind.SERIAL, collect),
             ),
@@ -294,7 +294,7 @@ def _split_parallel(stmt: For) -> tuple[PrimExpr, Var, For | None]:
     return num_chunks, chunk, inner
 
 
-def _grain_of(stmt: For, is_split: bool) -> dict[str, object] | None:
+def _scaled_parallel_annotations(stmt: For, is_split: bool) -> dict[str, object] | None:
     """Return the annotations of a parallel loop, scaled to larger iterations where it was split."""
     notes = dict(stmt.annotations or {})
     if is_split:

@@ -53,7 +53,7 @@ class _StorageSharer(StmtMutator):
         return body
 
 
-def _buffers_touched(s: Stmt) -> set[Buffer]:
+def _accessed_buffers(s: Stmt) -> set[Buffer]:
     accessed = {e.buffer for e in all_exprs(s) if isinstance(e, (BufferLoad, BufferAddress))}
     return accessed | {
         x.buffer for x in pre_order_stmts(s) if isinstance(x, (BufferStore, Prefetch))
@@ -62,7 +62,7 @@ def _buffers_touched(s: Stmt) -> set[Buffer]:
 
 def _assign_storage(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffer, Buffer]:
     """Return buffer -> the buffer whose memory it takes over, by linear scan over live ranges."""
-    touched = [_buffers_touched(s) for s in statements]
+    touched = [_accessed_buffers(s) for s in statements]
     lives = {
         b: [n for n, buffers_of_stmt in enumerate(touched) if b in buffers_of_stmt] for b in buffers
     }

@@ -199,7 +199,7 @@ def non_max_suppression(
                 same = source[b, box, id_index].equal(source[b, kept_box, id_index])
                 return logical_and(iou > threshold, same)
 
-            def store_kept(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
+            def store_selected(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
                 """Store the box's position, or the box in its slot or at its rank."""
                 if return_indices:
                     out[b, slot] = where[b, box]
@@ -219,7 +219,7 @@ def non_max_suppression(
                         out[b, n, f] = -1
             ranked = lambda n: cast(rank[b, n], "int64")  # noqa: E731
             _, number = emit_greedy_nms(
-                ib, (boxes, count), max_kept, ranked, suppresses, store_kept
+                ib, (boxes, count), max_kept, ranked, suppresses, store_selected
             )
             if return_indices:
                 ib.buffer_ptr(outs[1])[b, 0] = number[0]

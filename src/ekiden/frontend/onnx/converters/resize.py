@@ -154,7 +154,7 @@ def _emit_resize(
         numbers = _scale_exprs(len(shape), factors, by)
         return _emit_resample(node, shape, extents, numbers, mode, rounding)
     resized = _resize_spatial_axes(node, extents, factors, mode, rounding, by)
-    if by is not None and not _keeps_batch_and_channels(node, by):
+    if by is not None and not _preserves_batch_and_channels(node, by):
         outer: list[ScalarExpr] = [_float64_scale(s) for s in by[:2]]
         outer += [const(1.0, "float64")] * (len(shape) - 2)
         inner = node.with_inputs([node.as_value(resized)])
@@ -164,7 +164,7 @@ def _emit_resize(
     return resized
 
 
-def _keeps_batch_and_channels(node: OnnxNode, by: Sequence[Expr]) -> bool:
+def _preserves_batch_and_channels(node: OnnxNode, by: Sequence[Expr]) -> bool:
     """Return whether batch and channels provably keep their extents."""
     if all(isinstance(s, Constant) for s in by[:2]):
         return True

@@ -23,7 +23,7 @@ def _nearest_resize_converter(rank: int, exact: bool) -> Converter:
 
     def convert(node: FxNode, x: Value, *settings: object) -> Expr:
         """Resize to the nearest pixel; `settings` ends with the scales, if the program has them."""
-        scales = _stated_scales(rank, settings)
+        scales = _explicit_scales(rank, settings)
         mode = "half_pixel" if exact else "asymmetric"
         rounding = "round_prefer_ceil" if exact else "floor"
         return _emit_resize(node, x, rank, "nearest_neighbor", mode, rounding, scales)
@@ -38,13 +38,13 @@ def _interpolated_resize_converter(rank: int, method: str = "linear") -> Convert
         """Resize by interpolation; aligned corners ignore the scales."""
         mode = "align_corners" if align_corners else "half_pixel"
         # With align_corners ATen computes coordinates from the sizes and ignores given scales.
-        scales = None if align_corners else _stated_scales(rank, (size, *settings))
+        scales = None if align_corners else _explicit_scales(rank, (size, *settings))
         return _emit_resize(node, x, rank, method, mode, "", scales)
 
     return convert
 
 
-def _stated_scales(rank: int, settings: Sequence[object]) -> list[float] | None:
+def _explicit_scales(rank: int, settings: Sequence[object]) -> list[float] | None:
     """Return the scales from (size, scale, ...) or (size or None, scales); None if they are
     missing.
     """

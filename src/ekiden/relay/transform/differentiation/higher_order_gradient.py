@@ -114,7 +114,7 @@ class FunctionLifter:
             self.types.lift(kind.ret_type), function.type_params, span=function.span,
         )  # fmt: skip
 
-    def plain_atom(self, atom: RelayExpr) -> RelayExpr:
+    def primal_atom(self, atom: RelayExpr) -> RelayExpr:
         """Return an atom's tensors without their adjoint cells."""
         tree = self.planner.tensor_tree(atom)
         assert tree is not None, "an atom of tensors"
@@ -208,7 +208,7 @@ class _ScopeLifter:
             case Function():
                 return self.lifter.build_function(value, item.inner[0])
             case If(cond=cond):
-                return If(self.lifter.plain_atom(cond), inner[0], inner[1], span=value.span)
+                return If(self.lifter.primal_atom(cond), inner[0], inner[1], span=value.span)
             case Match(data=data, complete=complete):
                 pairs = zip(value.clauses, inner, strict=True)
                 clauses = tuple(Clause(self._lift_pattern(c.lhs), rhs) for c, rhs in pairs)

@@ -64,7 +64,7 @@ def kernel_window(weight_shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(weight_shape[:2] if layout == "NHWC" else weight_shape[2:])
 
 
-def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
+def is_unit_stride_same_conv(call: Call, layout: str, kernel_size: int) -> bool:
     """Return whether `nn.sparse_conv2d` can compute the convolution (unit strides, same padding,
     matching layout).
     """
@@ -216,7 +216,7 @@ def Conv2dToSparse(  # noqa: N802
 
         def rewrite_conv2d(call: Call) -> Call | None:
             """Rewrite a supported convolution by sparse_conv2d, or return None."""
-            fits = is_plain_conv(call, layout, kernel_size)
+            fits = is_unit_stride_same_conv(call, layout, kernel_size)
             sparse_params = weights.replacement_params(call.args[1]) if fits else None
             if sparse_params is None:
                 return None
@@ -245,7 +245,9 @@ def Conv2dToSparse2(  # noqa: N802
     def rewrite_conv2d(call: Call) -> Call | None:
         """Rewrite a convolution whose weight is sparse enough, or return None."""
         weight = call.args[1]
-        if not isinstance(weight, Constant) or not is_plain_conv(call, layout, kernel_size):
+        if not isinstance(weight, Constant) or not is_unit_stride_same_conv(
+            call, layout, kernel_size
+        ):
             return None
         matrix = conv_weight_matrix(np.asarray(weight.data), layout)
         data, indices, indptr = dense_to_bsr(matrix, (blocksize[0], blocksize[1]))
