@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ekiden.arith.analyzer import simplify
@@ -45,11 +45,21 @@ def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
     Raises:
         ValueError: A variable has no value, a divisor is zero, or a float has no integer value.
     """
-    done: dict[int, Number] = {}
-    for node in post_order(expr):
-        # Both sides of a Select are evaluated: hence the division by 0 that _fold allows.
-        done[id(node)] = _evaluate_node(node, [done[id(c)] for c in children(node)], values)
-    return int(done[id(expr)])
+    (value,) = evaluate_at(expr, (values,))
+    return value
+
+
+def evaluate_at(expr: PrimExpr, points: Iterable[Mapping[Var, int]]) -> list[int]:
+    """Evaluate an integer expression for several values of its variables; see `evaluate`."""
+    nodes = [(node, id(node), tuple(map(id, children(node)))) for node in post_order(expr)]
+    results: list[int] = []
+    for values in points:
+        done: dict[int, Number] = {}
+        for node, number, inside in nodes:
+            # Both sides of a Select are evaluated: hence the division by 0 that _fold allows.
+            done[number] = _evaluate_node(node, [done[c] for c in inside], values)
+        results.append(int(done[id(expr)]))
+    return results
 
 
 def _evaluate_node(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> Number:

@@ -46,7 +46,6 @@ from ekiden.tir.schedule.tensorize_tile import (
     max_extent,
     statements_outside,
     substituted_store,
-    tile_sizes,
 )
 from ekiden.tir.schedule.tile_conditions import bounds_of_sum_loops
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, LetStmt, PrimFunc, SeqStmt, Stmt
@@ -296,11 +295,10 @@ class MatmulTileBuilder(TileBuilder):
         """Emit a branch per tile size; a kernel that accepts any number of rows gets one per number
         of columns.
         """
-        columns = tile_sizes(self.nest.columns, self.enclosing_loops)
         common = self.common_tile(self.a.index, self.b.index)
         start = substitute(self.a.index, self.tile_origin)
         if self.kernel.accepts_any_rows:
-            return self.emit_tiles_of_any_rows(common, start, columns)
+            return self.emit_tiles_of_any_rows(common, start, self.column_sizes)
         row_offsets = self.analyzer.values_at(start, self.row, self.max_rows())
 
         def emit_tile(count: int, valid: int) -> Stmt:

@@ -5,12 +5,13 @@ sums, and code for each size that a tile may have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from ekiden.arith import evaluate
+from ekiden.arith.evaluation import evaluate_at
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
@@ -191,6 +192,8 @@ class TileBuilder:
         self, store: BufferStore
     ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
         """Return a function that vectorises a store of one element."""
+        store = self.make_column_dependent(store)
+        nodes = post_order(store.value, *store.indices)
 
         def store_vector(
             row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
@@ -203,7 +206,8 @@ class TileBuilder:
             vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
             vectors.define(self.sum_var, value)
             vectors.define(self.nest.rows.loop_var, self.first + row)
-            return vectors.visit(self.make_column_dependent(store))
+            vectors.rewrite_nodes(nodes)
+            return vectors.visit(store)
 
         return store_vector
 
@@ -226,15 +230,23 @@ class TileBuilder:
 
     # All sizes.
 
+    @cached_property
+    def row_sizes(self) -> Sizes:
+        """Return the numbers of rows that a tile may have."""
+        return tile_sizes(self.nest.rows, self.enclosing_loops)
+
+    @cached_property
+    def column_sizes(self) -> Sizes:
+        """Return the numbers of columns that a tile may have."""
+        return tile_sizes(self.nest.columns, self.enclosing_loops)
+
     def max_rows(self) -> int:
         """Return the largest number of rows of a tile."""
-        sizes = tile_sizes(self.nest.rows, self.enclosing_loops)(Var("rows"))
-        return max(size for size, _ in sizes)
+        return max(size for size, _ in self.row_sizes(Var("rows")))
 
     def emit_sizes(self, emit_tile: Callable[[int, int], Stmt]) -> Stmt:
         """Emit a branch per number of rows and of columns."""
-        rows = tile_sizes(self.nest.rows, self.enclosing_loops)
-        columns = tile_sizes(self.nest.columns, self.enclosing_loops)
+        rows, columns = self.row_sizes, self.column_sizes
         row_count, column_count = Var("rows"), Var("columns")
         branches = branch_on_size(
             columns(column_count),
@@ -275,10 +287,10 @@ def tile_sizes(loop: For, above: Sequence[For]) -> Sizes:
     used = free_vars(extent)
     reads = any(isinstance(sub_expr, BufferLoad) for sub_expr in post_order(extent))
     if not reads and (ranges := _enclosing_loop_ranges(used, above)):
-        every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
+        points = (dict(zip(used, at, strict=True)) for at in product(*ranges))
         # Tail sizes are enumerated at compile time: each gets code with constant bounds, whose
         # accumulators the register allocator can keep.
-        sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
+        sizes = [size for size in evaluate_at(extent, points) if size > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None
         return lambda name: _conditions_per_size(name, along, sizes)
     bound = max_extent(loop)

@@ -16,7 +16,7 @@ of the branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ekiden.arith import Analyzer
 from ekiden.arith.ramp_broadcast import fold_vector_op
@@ -95,11 +95,14 @@ class Vectorizer(StmtMutator):
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, as a vector where it depends on the variable."""
         self._keepalive.append(expr)
-        for node in unvisited_post_order((expr,), self._memo):
-            self._memo[id(node)] = self._vectorize_node(
-                node, [self._memo[id(c)] for c in children(node)]
-            )
+        self.rewrite_nodes(unvisited_post_order((expr,), self._memo))
         return self._memo[id(expr)]
+
+    def rewrite_nodes(self, nodes: Iterable[PrimExpr]) -> None:
+        """Rewrite nodes of expressions that the caller keeps alive, each behind its children."""
+        memo = self._memo
+        for node in nodes:
+            memo[id(node)] = self._vectorize_node(node, [memo[id(c)] for c in children(node)])
 
     def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the vector form of a buffer allocated inside."""
