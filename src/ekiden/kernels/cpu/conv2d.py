@@ -688,7 +688,8 @@ FAMILY = Family(
     default_decision=default_decision,
     build_unscheduled=build_conv,
     unscheduled_reason=(
-        "border pixels skip taps; register tiles of matrix products take no conditions of terms"
+        "regions of border pixels are register tiles of their own, each with its proofs: "
+        "scheduling takes twelve times as long"
     ),
     default_panel_width=choose_panel_width,
     panel_width_knob=panel_width_knob,

@@ -17,11 +17,12 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import RegisterTile
+from ekiden.kernels.micro_kernels.sum_loops import emit_sum_loops
 from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, broadcast
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import MatmulTileNest, Options, StoreVector, SumLoop
 
 
@@ -49,7 +50,17 @@ def emit_depthwise_sums(tile: RegisterTile, products: ElementProducts, store: St
         for i in range(tile.rows)
         for v, mask in enumerate(masks)
     ]
-    return Allocate(acc, seq(*clear, _emit_sum_loops(products, tile, acc, masks), *stores))
+    loops = [s for s in products.loops if not _is_unit(s)]
+
+    def emit_terms(values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
+        """Emit one iteration of all loops, at these values of their variables."""
+        a, b = const(0), products.b_base
+        for value, s in zip(values, loops, strict=True):
+            a, b = a + value * s.a_stride, b + value * s.b_stride
+        return _emit_tap(products, tile, acc, masks, a, b, rows)
+
+    sums = emit_sum_loops(loops, tile.rows, emit_terms)
+    return Allocate(acc, seq(*clear, sums, *stores))
 
 
 def emit_depthwise_tile(nest: MatmulTileNest, options: Options) -> Stmt:
@@ -69,51 +80,6 @@ def emit_depthwise_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     tile = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns)
     products = ElementProducts(nest.a, nest.a_rows, nest.b, nest.b_base, nest.loops)
     return emit_depthwise_sums(tile, products, nest.store)
-
-
-def _emit_sum_loops(
-    products: ElementProducts, tile: RegisterTile, acc: Buffer, masks: Sequence[PrimExpr | None]
-) -> Stmt:
-    """Emit the loops of the sums; the one whose rows are listed is unrolled."""
-    loops = [s for s in products.loops if not _is_unit(s)]
-    variables = [Var(f"k{n}") for n in range(len(loops))]
-    listed = [n for n, s in enumerate(loops) if s.rows is not None]
-    if len(listed) > 1:
-        raise ScheduleError("depthwise_tile: conditions of rows on more than one loop of the sum")
-
-    def emit_step(values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
-        """Emit one iteration of all loops, at these values of their variables."""
-        a, b = const(0), products.b_base
-        for value, s in zip(values, loops, strict=True):
-            a, b = a + value * s.a_stride, b + value * s.b_stride
-        return _emit_tap(products, tile, acc, masks, a, b, rows)
-
-    # The listed loop is unrolled around a copy of those inside of it for each of its iterations.
-    begin, *_ = (*listed, len(loops))
-
-    def nest_from(first: int, values: Sequence[PrimExpr], rows: Sequence[int]) -> Stmt:
-        """Emit the loops from the first-th on, around one iteration."""
-        body = emit_step([*values, *variables[first:]], rows)
-        for var, s in zip(reversed(variables[first:]), reversed(loops[first:]), strict=True):
-            body = For(var, s.begin, s.extent, ForKind.SERIAL, body)
-        return body
-
-    outer: Sequence[PrimExpr] = variables[:begin]
-    if not listed:
-        body = nest_from(begin, outer, range(tile.rows))
-    else:
-        per_iteration = loops[begin].rows
-        assert per_iteration is not None
-        body = seq(
-            *(
-                nest_from(begin + 1, [*outer, loops[begin].begin + k], rows)
-                for k, rows in enumerate(per_iteration)
-                if rows
-            )
-        )
-    for var, s in zip(reversed(variables[:begin]), reversed(loops[:begin]), strict=True):
-        body = For(var, s.begin, s.extent, ForKind.SERIAL, body)
-    return body
 
 
 def _is_unit(loop: SumLoop) -> bool:

@@ -26,7 +26,7 @@ for M of 9 to 61, cut with remainders 80-95 %).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -42,6 +42,7 @@ from ekiden.ir.prim import (
     logical_and,
     minimum,
 )
+from ekiden.kernels.micro_kernels.sum_loops import emit_sum_loops
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -269,25 +270,28 @@ def _emit_k_nest(
     unroll: int,
 ) -> Stmt:
     *outer, inner = loops
-    variables = [Var(f"k{i}") for i in range(len(outer))]
-    a_step: PrimExpr = const(0)
-    b_step = b_base
-    for variable, loop in zip(variables, outer, strict=True):
-        a_step = a_step + variable * loop.a_stride
-        b_step = b_step + variable * loop.b_stride
 
-    def emit_step(k: PrimExpr, unrolled_index: int) -> Stmt:
-        """Emit one step of k for all rows of the tile, with its prefetches."""
-        rows = [row + a_step + k * inner.a_stride for row in a_rows]
-        # Consecutive steps use different chains, so that no FMA waits for the one before it.
-        chain = unrolled_index % tile.chains
-        body = _emit_k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
-        return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
+    def emit_inner(values: Sequence[PrimExpr], tile_rows: Sequence[int]) -> Stmt:
+        """Emit the innermost loop for the rows that have terms in its iterations."""
+        a_step: PrimExpr = const(0)
+        b_step = b_base
+        for value, loop in zip(values, outer, strict=True):
+            a_step = a_step + value * loop.a_stride
+            b_step = b_step + value * loop.b_stride
+        a_step = a_step + inner.begin * inner.a_stride
+        b_step = b_step + inner.begin * inner.b_stride
 
-    body = _unrolled_loop(inner.extent, unroll, emit_step)
-    for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
-        body = For(variable, loop.begin, loop.extent, ForKind.SERIAL, body)
-    return body
+        def emit_step(k: PrimExpr, unrolled_index: int) -> Stmt:
+            """Emit one step of k for the rows, with its prefetches."""
+            rows = {i: a_rows[i] + a_step + k * inner.a_stride for i in tile_rows}
+            # Consecutive steps use different chains, so that no FMA waits for the one before it.
+            chain = unrolled_index % tile.chains
+            body = _emit_k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
+            return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
+
+        return _unrolled_loop(inner.extent, unroll, emit_step)
+
+    return emit_sum_loops(outer, tile.rows, emit_inner)
 
 
 def _emit_gather_nest(
@@ -299,7 +303,7 @@ def _emit_gather_nest(
     b: Buffer,
 ) -> Stmt:
     n, index = Var("n"), Var("place")
-    rows = [row + index * gather.a_stride for row in a_rows]
+    rows = {i: row + index * gather.a_stride for i, row in enumerate(a_rows)}
     body = _emit_k_step(tile, acc, a, rows, b, gather.b_base + n * gather.b_stride)
     value = cast(gather.table[gather.table_begin + n], "int64")
     return For(n, const(0), gather.extent, ForKind.SERIAL, LetStmt(index, value, body))
@@ -324,11 +328,12 @@ def _emit_k_step(
     tile: RegisterTile,
     acc: Buffer,
     a: Buffer,
-    a_index: Sequence[PrimExpr],
+    a_index: Mapping[int, PrimExpr],
     b: Buffer,
     b_index: PrimExpr,
     chain: int = 0,
 ) -> Stmt:
+    """Emit one step of k: the products of a panel row with the data of some rows of the tile."""
     is_halved = a.dtype == WIDENED_DTYPE and b.dtype != WIDENED_DTYPE
     # madd adds two int16 products per lane: a word of four bytes takes two of them.
     halves = (0, 1) if is_halved else (0,)
@@ -343,10 +348,11 @@ def _emit_k_step(
     steps: list[Stmt] = []
     if b.dtype == WIDENED_DTYPE:
         assert dot is not None
-        rows = [_broadcast_data(tile, a, index) for index in a_index]
+        assert len(a_index) == tile.rows, "words of int16 have terms for all rows"
+        rows = [_broadcast_data(tile, a, index) for index in a_index.values()]
         panel_row = [columns[v, 0] for v in range(tile.vectors)]
         steps = [_emit_int16_k_step(tile, acc, chain * tile.num_vectors, rows, panel_row, dot)]
-    for i in range(tile.rows if not steps else 0):
+    for i in () if steps else a_index:
         scalars = {h: Var(f"a{i}_{h}", tile.vector_dtype) for h in halves}
         # Both halves of a sum at once: a compiler would keep the first ones of a row apart.
         updates = [

@@ -11,7 +11,7 @@ replays.
 from __future__ import annotations
 
 from ekiden.ir.dtype import itemsize
-from ekiden.ir.prim import IntImm, PrimExpr, Var
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.kernels.micro_kernels.depthwise_tiles import emit_depthwise_tile
 from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
 from ekiden.kernels.micro_kernels.matrix_tiles import MatrixOperands, MatrixTile, emit_matrix_tile
@@ -43,6 +43,11 @@ _WORD_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
 def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     """Emit a register tile for a scheduled block, by `emit_register_tile`."""
     loops, word = _loops_outside_words(nest, nest.loops)
+    if any(s.rows is not None for s in loops):
+        if nest.b.dtype == WIDENED_DTYPE:
+            raise ScheduleError("register_tile: terms of words of int16 are of all rows")
+        if loops[-1].rows is not None:
+            loops = (*loops, SumLoop(const(1), const(0), const(0)))
     dot = ""
     if options["pair_sums"]:
         # Nothing in a program tells what a weight holds: whoever packed it declares it.
@@ -122,6 +127,8 @@ def _loops_outside_words(
         (_static_extent(s.extent), _static_extent(s.a_stride), _static_extent(s.b_stride))
         for s in inner
     )
+    if any(s.rows is not None or not is_const(s.begin, 0) for s in inner):
+        raise ScheduleError(f"register_tile: a condition parts a word of {word} elements")
     if actual != expected or len(loops) == len(inner):
         raise ScheduleError(
             f"register_tile: the innermost loops must be {expected} (steps, how far they move in"
@@ -168,6 +175,7 @@ REGISTER_TILE_KERNEL = MicroKernel.register(
             "pair_sums": 0,
         },
         write=_emit_register_tile,
+        takes_conditions=True,
     )
 )
 """lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
@@ -191,6 +199,7 @@ DEPTHWISE_TILE_KERNEL = MicroKernel.register(
         defaults={"lanes": 16},
         write=emit_depthwise_tile,
         is_elementwise=True,
+        takes_conditions=True,
     )
 )
 

@@ -88,8 +88,9 @@ def tensorize_tile(
     tiles = MatmulTileBuilder(program, nest, kernel, options).emit_tiles()
     func = program.replace(rows_loop, tiles)
     (sums,) = block_writes(nest.sum.block)
-    users = [*program.writers(sums), *program.readers(sums)]
+    # Sums that stay where they are may be used by others: nothing is taken from them.
     if nest.epilogue is not None and sums not in block_writes(nest.epilogue.block):
+        users = [*program.writers(sums), *program.readers(sums)]
         others = [x for x in users if x not in nest.blocks]
         if not all(_initializes_or_continues_sum(program, sums, x) for x in others):
             refuse(f"{TENSORIZE_PRIMITIVE}: {sums.name!r} is used by other blocks too", rows_loop)
@@ -230,8 +231,15 @@ class MatmulTileBuilder(TileBuilder):
         init = realize.block.init
         starts = isinstance(init, BufferStore) and is_const(init.value, 0)
         value = None if update is None else update[1]
-        if value is not None and self.kernel.is_elementwise:
+        if value is not None and self.kernel.takes_conditions:
             self.conditions, value = match_term_if(value)
+            moving = {self.nest.columns.loop_var} & set(free_vars(*self.conditions))
+            if moving:
+                refuse(
+                    f"{TENSORIZE_PRIMITIVE}: terms of {realize.block.name!r} are under a condition "
+                    "on its columns",
+                    realize,
+                )
         if not starts or not isinstance(value, Mul):
             refuse(
                 f"{TENSORIZE_PRIMITIVE}: block {realize.block.name!r} is no sum of products",

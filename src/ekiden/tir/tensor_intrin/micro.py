@@ -159,7 +159,7 @@ _KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 class MicroKernel:
     """A table entry: name, required processor features, options with defaults, the writer of a
     tile, and whether that accepts any number of rows (else it writes one variant per row count),
-    and whether it is for products by elements, of which some may be left out by conditions.
+    whether it is for products by elements, and whether conditions may leave terms out of the sums.
 
     A kernel of another sum than products of elements has a description, the program of one result
     (row and column), and `write_described` in place of `write`.
@@ -171,6 +171,7 @@ class MicroKernel:
     write: Callable[[MatmulTileNest, Options], Stmt] | None = None
     accepts_any_rows: bool = False
     is_elementwise: bool = False
+    takes_conditions: bool = False
     describe: Callable[[Options], PrimFunc] | None = None
     write_described: Callable[[DescribedTile, Options], Stmt] | None = None
 
