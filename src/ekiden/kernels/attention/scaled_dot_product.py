@@ -267,7 +267,7 @@ class AttentionKernel(VectorMemory):
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
-        return simplify(maximum(minimum(row + shift + 1, self.keys), const(0)))
+        return maximum(minimum(row + shift + 1, self.keys), const(0))
 
     def finish_score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
                      is_last: bool) -> PrimExpr:  # fmt: skip
@@ -437,7 +437,7 @@ class AttentionKernel(VectorMemory):
                 # element instead of one per score.
                 share = Mul(value, self.broadcast_scalar(self.inverse_sums[i]), value.dtype)
                 offset = origin + (first + i) * out["s"] + (at + column) * out["d"]
-                index = ramp(simplify(offset), out["d"], self.lanes)
+                index = ramp(offset, out["d"], self.lanes)
                 return BufferStore(self.out.buffer, share, (index,), mask)
 
             # Scores behind the keys of the tile's last query were not computed: the sum ends there.
