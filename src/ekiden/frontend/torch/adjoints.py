@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ekiden.frontend.torch.grid_sample_backward import grid_sample_backward
+from ekiden.frontend.torch.overloads import overload_table
 
 
 class SparseAxisMap(NamedTuple):
@@ -161,23 +162,24 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, distances: Te
     return (grad.unsqueeze(-1) * slopes).sum(-2)
 
 
-aten = torch.ops.aten
-ADJOINTS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.avg_pool2d_backward.default: partial(_avg_pool_backward, 2),
-    aten.avg_pool3d_backward.default: partial(_avg_pool_backward, 3),
-    aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_avg_pool_backward, 2),
-    aten._adaptive_avg_pool3d_backward.default: partial(_adaptive_avg_pool_backward, 3),
-    aten.upsample_nearest1d_backward.default: _make_nearest_backward(0.0),
-    aten.upsample_nearest2d_backward.default: _make_nearest_backward(0.0),
-    aten.upsample_nearest3d_backward.default: _make_nearest_backward(0.0),
-    aten._upsample_nearest_exact1d_backward.default: _make_nearest_backward(0.5),
-    aten._upsample_nearest_exact2d_backward.default: _make_nearest_backward(0.5),
-    aten._upsample_nearest_exact3d_backward.default: _make_nearest_backward(0.5),
-    aten.replication_pad1d_backward.default: _replication_pad_backward,
-    aten.replication_pad2d_backward.default: _replication_pad_backward,
-    aten.replication_pad3d_backward.default: _replication_pad_backward,
-    aten._cdist_backward.default: cdist_backward,
-    aten.grid_sampler_2d_backward.default: grid_sample_backward,
-    aten.grid_sampler_3d_backward.default: grid_sample_backward,
-}
+ADJOINTS: dict[torch._ops.OpOverload, Callable[..., Any]] = overload_table(
+    {
+        "avg_pool2d_backward.default": partial(_avg_pool_backward, 2),
+        "avg_pool3d_backward.default": partial(_avg_pool_backward, 3),
+        "_adaptive_avg_pool2d_backward.default": partial(_adaptive_avg_pool_backward, 2),
+        "_adaptive_avg_pool3d_backward.default": partial(_adaptive_avg_pool_backward, 3),
+        "upsample_nearest1d_backward.default": _make_nearest_backward(0.0),
+        "upsample_nearest2d_backward.default": _make_nearest_backward(0.0),
+        "upsample_nearest3d_backward.default": _make_nearest_backward(0.0),
+        "_upsample_nearest_exact1d_backward.default": _make_nearest_backward(0.5),
+        "_upsample_nearest_exact2d_backward.default": _make_nearest_backward(0.5),
+        "_upsample_nearest_exact3d_backward.default": _make_nearest_backward(0.5),
+        "replication_pad1d_backward.default": _replication_pad_backward,
+        "replication_pad2d_backward.default": _replication_pad_backward,
+        "replication_pad3d_backward.default": _replication_pad_backward,
+        "_cdist_backward.default": cdist_backward,
+        "grid_sampler_2d_backward.default": grid_sample_backward,
+        "grid_sampler_3d_backward.default": grid_sample_backward,
+    }
+)
 """Operator -> what it is made of."""

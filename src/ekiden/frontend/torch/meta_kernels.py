@@ -14,6 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from ekiden.frontend.torch.overloads import overload_table
+
 aten = torch.ops.aten
 
 
@@ -85,11 +87,13 @@ def _ctc_loss_int_list(
     return loss if batched is log_probs else loss.squeeze(0)
 
 
-META_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.linalg_lstsq.default: _lstsq,
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-}
+META_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = overload_table(
+    {
+        "linalg_lstsq.default": _lstsq,
+        "_ctc_loss.default": _ctc_loss,
+        "_ctc_loss.Tensor": _ctc_loss,
+    }
+)
 
 
 def _make_fake_impl(function: Callable[..., Any]) -> Callable[..., Any]:

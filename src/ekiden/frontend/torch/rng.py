@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, _prims_common
 
+from ekiden.frontend.torch.overloads import existing_overloads
 from ekiden.frontend.torch.symbolic_sizes import RunSizes
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -59,18 +60,19 @@ def is_shape_only_draw(node: torch.fx.Node) -> bool:
     return not of_data or target._opname.endswith("_like") or target in _SHAPE_ONLY_DRAWS
 
 
-aten = torch.ops.aten
-_SHAPE_ONLY_DRAWS = (
-    aten.bernoulli.p,
-    aten.cauchy.default,
-    aten.exponential.default,
-    aten.geometric.default,
-    aten.log_normal.default,
-    aten.normal_functional.default,
-    aten.uniform.default,
+_SHAPE_ONLY_DRAWS = existing_overloads(
+    (
+        "bernoulli.p",
+        "cauchy.default",
+        "exponential.default",
+        "geometric.default",
+        "log_normal.default",
+        "normal_functional.default",
+        "uniform.default",
+    )
 )
 """Operators that take a tensor whose sizes alone they look at, beside those that are named so."""
-_COMPOSITE_DROPOUTS = (aten.dropout.default, aten.alpha_dropout.default)
+_COMPOSITE_DROPOUTS = existing_overloads(("dropout.default", "alpha_dropout.default"))
 """Operators that PyTorch composes in C++ of draws, and in Python, for compilers, of others."""
 
 
@@ -96,7 +98,7 @@ def drop_unfaithful_random_decompositions(decompositions: Decompositions) -> Dec
         for t, f in decompositions.items()
         if t not in (*_SHAPE_ONLY_DRAWS, *_COMPOSITE_DROPOUTS)
     }
-    return {**unchanged, aten.native_dropout.default: native_dropout}
+    return {**unchanged, torch.ops.aten.native_dropout.default: native_dropout}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ekiden.frontend.torch.overloads import overload_table
+
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """Return `aten::masked_select`: the elements where the mask is set."""
@@ -231,24 +233,25 @@ def lu_solve(
 _triangular: Callable[..., Tensor] = torch.linalg.solve_triangular
 
 
-aten = torch.ops.aten
-SELECTION_DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.masked_select.default: masked_select,
-    aten.kthvalue.default: kthvalue,
-    aten.mode.default: mode,
-    aten.nanmedian.dim: nanmedian,
-    aten.nanmedian.default: nanmedian_all,
-    aten.unique_consecutive.default: unique_consecutive,
-    aten.nonzero_static.default: nonzero_static,
-    aten.index_reduce.default: index_reduce,
-    aten.put.default: put,
-    aten.as_strided_scatter.default: as_strided_scatter,
-    aten._pdist_forward.default: pdist,
-    aten.addbmm.default: addbmm,
-    aten.hypot.default: hypot,
-    aten.cholesky.default: cholesky,
-    aten.triangular_solve.default: triangular_solve,
-    aten.lu_unpack.default: lu_unpack,
-    aten.linalg_lu_solve.default: lu_solve,
-}
+SELECTION_DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = overload_table(
+    {
+        "masked_select.default": masked_select,
+        "kthvalue.default": kthvalue,
+        "mode.default": mode,
+        "nanmedian.dim": nanmedian,
+        "nanmedian.default": nanmedian_all,
+        "unique_consecutive.default": unique_consecutive,
+        "nonzero_static.default": nonzero_static,
+        "index_reduce.default": index_reduce,
+        "put.default": put,
+        "as_strided_scatter.default": as_strided_scatter,
+        "_pdist_forward.default": pdist,
+        "addbmm.default": addbmm,
+        "hypot.default": hypot,
+        "cholesky.default": cholesky,
+        "triangular_solve.default": triangular_solve,
+        "lu_unpack.default": lu_unpack,
+        "linalg_lu_solve.default": lu_solve,
+    }
+)
 """Operator -> what it is made of."""
