@@ -43,6 +43,7 @@ from ekiden.relay.analysis.shape_constraints import shape_conditions
 from ekiden.relay.analysis.well_formedness import find_errors
 from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.remove_unused_functions import check_entries
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
 from ekiden.runtime.artifact import mapped_files
@@ -222,6 +223,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     imported = ImportResult.from_module(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
+    check_entries(module)
     module = _declare_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {"executor": options.executor, "main": describe_main(module)}
     if PassContext.current().config.get(BYOC_ENGINE_OPTION):

@@ -14,7 +14,7 @@ from ekiden.ir.structural import structural_equal
 from ekiden.relay import Constructor, IRModule, parse
 from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.interpreter_values import ConstructorValue
-from ekiden.relay.transform import gradient
+from ekiden.relay.transform import InferType, gradient
 from ekiden.runtime.errors import DifferentiationError
 
 Array = np.ndarray
@@ -306,6 +306,13 @@ def test_constructs_without_gradient_are_named(text: str, message: str) -> None:
     with pytest.raises(DifferentiationError) as caught:
         gradient(module.get_global_var("main"), module)
     assert str(caught.value) == message
+
+
+def test_function_of_another_module_is_named() -> None:
+    text = "def @f(%x: float32) { %x * %x } def @main(%x: float32) { @f(%x) }"
+    main = InferType()(parse(text))["main"]
+    with pytest.raises(DifferentiationError, match="gradient: 'f', which .* no function of the mod"):
+        gradient(main, parse(text))
 
 
 def test_first_order_mode_refuses_control_flow() -> None:

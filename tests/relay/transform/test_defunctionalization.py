@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from pass_checks import check, program
 
+import ekiden
 from ekiden.ir.type import FuncType
-from ekiden.relay import Function, Interpreter, IRModule
+from ekiden.relay import Function, Interpreter, IRModule, parse
 from ekiden.relay.analysis import verify
 from ekiden.relay.expr import Constructor, TypeData
 from ekiden.relay.transform import Defunctionalization, Defunctionalize, InferType
 from ekiden.relay.visitor import post_order, type_post_order
+from ekiden.runtime import VirtualMachine
 from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
@@ -22,6 +24,18 @@ def @map[A, B](%f: fn (A) -> B, %l: List[A]) -> List[B] {
 def @foldl[A, B](%f: fn (A, B) -> A, %a: A, %l: List[B]) -> A {
   match (%l) { Cons(%h, %t) => @foldl(%f, %f(%a, %h), %t), Nil => %a } }
 """
+
+
+def test_entry_functions_stay() -> None:
+    module = parse(
+        LIST + "def @twice(%x: float32) -> float32 { let %f = fn (%y: float32) { add(%y, %x) }; "
+        "@foldl(fn (%a: float32, %g: fn (float32) -> float32) { %g(%a) }, %x, Cons(%f, Nil)) }\n"
+        "def @main(%x: float32) -> float32 { %x }"
+    )
+    result = Defunctionalize()(module.with_attr("entries", ("twice",)))
+    assert_first_order(result)
+    machine = VirtualMachine(ekiden.compile(result).raw)
+    assert machine.invoke("twice", np.float32(3)).numpy() == 6
 
 
 def assert_first_order(module: IRModule) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pass_checks import assert_same_meaning, calls, check, evaluate, main_of, program
 
+import ekiden
 from ekiden.ir.structural import structural_equal
-from ekiden.relay import Function, IRModule, Let, Var, op, var
+from ekiden.relay import Function, IRModule, Let, Var, op, parse, var
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import (
     EtaExpand,
@@ -17,6 +18,7 @@ from ekiden.relay.transform import (
     ToANormalForm,
     ToGraphNormalForm,
 )
+from ekiden.runtime.errors import CompileError
 
 pytestmark = pytest.mark.quick
 
@@ -189,3 +191,15 @@ def test_unreachable_functions_are_removed() -> None:
     module = program(text.replace("{ @h(%y) }", "-> Tensor[(4, 8), float32] { @h(%y) }"))
     assert [g.name_hint for g in RemoveUnusedFunctions()(module)] == ["f", "main"]
     assert len(list(RemoveUnusedFunctions(["main", "g"])(module))) == 3
+    assert len(list(RemoveUnusedFunctions()(module.with_attr("entries", ("g",))))) == 3
+
+
+def test_entries_that_are_no_functions_of_the_module_are_refused() -> None:
+    module = parse("def @g(%x: float32) { %x } def @main(%x: float32) { %x }")
+    for entries, message in (
+        (("h",), "the module has no Relay function 'h', which its attribute 'entries' names"),
+        ("g", "the module's attribute 'entries': expected names of functions, as .*, got 'g'"),
+        ((1,), "expected names of functions"),
+    ):
+        with pytest.raises(CompileError, match=message):
+            ekiden.compile(module.with_attr("entries", entries))

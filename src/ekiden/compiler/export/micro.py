@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from ekiden.backend.crt.c_emitter import tvmgen_prefix
 from ekiden.backend.crt.kernels import MicroKernels
@@ -26,7 +25,10 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
+from ekiden.relay.transform.language.remove_unused_functions import (
+    check_entries,
+    declared_entries,
+)
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -144,11 +146,10 @@ def _entry_interfaces(module: IRModule) -> dict[str, EntryInterface]:
     are not tensors of a static shape.
     """
     entries: dict[str, EntryInterface] = {}
-    functions = {g.name_hint: f for g, f in module.functions.items() if isinstance(f, Function)}
-    for name in cast(Sequence[str], module.attrs.get(ENTRY_FUNCTIONS_ATTR, ())):
-        if name not in functions:
-            raise CompileError(f"compile: the module has no Relay function '{name}' to enter by")
-        function = functions[name]
+    check_entries(module)
+    for name in declared_entries(module):
+        function = module[name]
+        assert isinstance(function, Function)
         if name == "main":
             continue
         inputs = [

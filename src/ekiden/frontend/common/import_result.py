@@ -16,7 +16,10 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import FILL_SPAN_OPTION, PassContext
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
+from ekiden.relay.transform.language.remove_unused_functions import (
+    ENTRY_FUNCTIONS_ATTR,
+    declared_entries,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
 INITIAL_STATE_FUNCTION = "initial_state"
@@ -67,7 +70,8 @@ class ImportResult:
         if self.constraints is not None:
             attributes["constraints"] = self.constraints
         if self.states:
-            attributes[ENTRY_FUNCTIONS_ATTR] = (INITIAL_STATE_FUNCTION,)
+            entries = dict.fromkeys((*declared_entries(self.module), INITIAL_STATE_FUNCTION))
+            attributes[ENTRY_FUNCTIONS_ATTR] = tuple(entries)
         attrs = {**self.module.attrs, **attributes}
         functions: dict[GlobalVar | str, BaseFunc] = dict(self.module.functions.items())
         if not PassContext.current().option(FILL_SPAN_OPTION):

@@ -223,14 +223,21 @@ def _differentiate_with_tape(
 
 
 def _reachable_functions(module: IRModule, root: Function) -> list[GlobalVar]:
-    """Return the Relay functions that a function calls, transitively."""
+    """Return the Relay functions that a function calls, transitively. Raises DifferentiationError
+    for a function that the module lacks.
+    """
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
         for at in post_order(work.pop(), into_functions=True):
             if not isinstance(at, GlobalVar) or at in reached:
                 continue
-            callee = module[at]
+            callee = module.functions.get(at)
+            if callee is None:
+                raise DifferentiationError(
+                    f"gradient: '{at.name_hint}', which the function calls, is no function of the "
+                    "module; pass the module that the function is from"
+                )
             if isinstance(callee, Function):
                 reached[at] = None
                 work.append(callee)

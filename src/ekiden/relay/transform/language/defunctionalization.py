@@ -39,6 +39,10 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.remove_unused_functions import (
+    check_entries,
+    declared_entries,
+)
 from ekiden.relay.transform.language.scope_tree import is_atom
 from ekiden.relay.visitor import (
     bind,
@@ -58,14 +62,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
-    """Monomorphise the functions reachable from an entry: one copy per combination of type
-    arguments.
+    """Monomorphise the functions reachable from an entry, and from those that the module declares:
+    one copy per combination of type arguments.
 
     Needs checked types.
     """
     maker = _Monomorphizer(module)
-    first = module.get_global_var(entry)
-    maker.instance(first, ())
+    check_entries(module)
+    for name in (entry, *declared_entries(module)):
+        maker.instance(module.get_global_var(name), ())
     while maker.pending_instances:
         maker.build_instance(*maker.pending_instances.pop())
     named: dict[GlobalVar | str, BaseFunc] = dict(maker.instances.items())
@@ -512,7 +517,9 @@ def _defunctionalize(module: IRModule, context: PassContext) -> IRModule:
 
 
 def Defunctionalize() -> Pass:  # noqa: N802
-    """Return a pass that defunctionalises everything reachable from `main`."""
+    """Return a pass that defunctionalises everything reachable from `main` and other entry
+    functions.
+    """
     return Sequential((InferType(), EtaExpand(), InferType(), _defunctionalize), "Defunctionalize")
 
 
