@@ -146,3 +146,18 @@ def test_text_of_attributes_inside_of_attributes_reads_back() -> None:
     wrong = shown.replace("relay.attrs.DynamicAttrs", "relay.attrs.Nothing")
     with pytest.raises(ParseError, match="expected an attribute class, then names and values"):
         relay.parse(wrong)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_kernels_fused_over_unknown_dimensions_compile(level: int) -> None:
+    """A user may fuse before the compiler names dimensions."""
+    module = relay.parse(
+        "def @f(%x: Tensor[(?, 2), float32]) { nn.relu(concatenate((%x, negative(%x)))) }\n"
+        "def @main(%x: Tensor[(?, 2), float32]) { exp(@f(tanh(%x))) }"
+    )
+    fused = FuseOps(level)(InferType()(module))
+    assert "Primitive" in fused.astext()
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
+    half = np.tanh(x)
+    expected = np.exp(np.maximum(np.concatenate((half, -half)), 0))
+    np.testing.assert_allclose(ekiden.compile(fused)(x).numpy(), expected, rtol=1e-6)

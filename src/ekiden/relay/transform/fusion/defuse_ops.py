@@ -5,6 +5,8 @@ fn (%p, Primitive=1) { exp(tanh(%p)) }(%x)   ->   exp(tanh(%x))
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
@@ -17,13 +19,19 @@ from ekiden.relay.transform.language.scope_tree import (
 )
 
 
-def defuse(root: RelayExpr) -> RelayExpr:
-    """Inline all calls of primitive functions below `root`."""
+def defuse(
+    root: RelayExpr, is_selected: Callable[[Function], bool] = lambda function: True
+) -> RelayExpr:
+    """Inline the calls of primitive functions below `root`, of all or of those selected."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a primitive function by its body."""
-        if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
-            return inline_application(new.op, new)
+        if not isinstance(old, Call) or not isinstance(new, Call):
+            return new
+        function = new.op
+        is_primitive = isinstance(function, Function) and function.attr("Primitive")
+        if is_primitive and isinstance(old.op, Function) and is_selected(old.op):
+            return inline_application(function, new)
         return new
 
     return rewrite_graph(root, rewrite)

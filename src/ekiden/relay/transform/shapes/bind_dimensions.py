@@ -17,6 +17,8 @@ declaration says of the result:
                                           symbols=(a, b))
    argwhere(%x)          ->   %p = argwhere_padded(%x);
                               vm.prefix(vm.bind_dims(%p, (%p.1,), symbols=(a,)).0, shape=(a, 2))
+
+Kernels that a user fused before, over unknown dimensions, become operators again.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs, bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.external.compiler_functions import specialize
+from ekiden.relay.transform.fusion.defuse_ops import defuse
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.let_chains import LetBinding, build_lets
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
@@ -44,6 +47,7 @@ from ekiden.relay.transform.language.scope_tree import (
     evaluation_order,
     infer_local_type,
     is_atom,
+    lift_body_rewrite,
     map_functions,
     operands,
     replace_children,
@@ -423,8 +427,26 @@ def _bind_function(function: Function) -> Function:
     return _DimensionBinder(function).run()
 
 
+def _is_unknown_kernel(function: Function) -> bool:
+    """Return whether a function is fused, for no external compiler, with unknown dimensions."""
+    if not function.attr("Primitive") or function.attr("Compiler"):
+        return False
+    kinds = [p.checked_type for p in function.params]
+    return any(map(has_unknown_dim, [*kinds, function.body.checked_type]))
+
+
+def _defuse_unknown_kernels(function: Function) -> Function:
+    callees = (e.op for e in evaluation_order(function.body) if isinstance(e, Call))
+    if not any(isinstance(f, Function) and _is_unknown_kernel(f) for f in callees):
+        return function
+    return lift_body_rewrite(lambda body: defuse(body, _is_unknown_kernel))(function)
+
+
 @module_pass(name="BindDimensions", required=(MatchDeclaredShapes(),))
 def _bind_dimensions(module: IRModule, context: PassContext) -> IRModule:
+    defused = map_functions(module, _defuse_unknown_kernels)
+    if defused.functions != module.functions:
+        module = InferType()(defused)
     bound = map_functions(module, _bind_function)
     return InferType()(bound) if bound.functions != module.functions else module
 
