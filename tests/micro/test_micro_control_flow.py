@@ -285,7 +285,10 @@ def test_entry_points_are_packed_functions_of_a_library(tmp_path: Path) -> None:
 
 
 ENTRY_REFUSALS = {
-    "missing": ("", "compile: the module has no Relay function 'f', which its attribute 'entries' names"),
+    "missing": (
+        "",
+        "compile: the module has no Relay function 'f', which its attribute 'entries' names",
+    ),
     "calls main": (
         "def @f(%n: int32, %x: T4) -> T4 { @main(%n, @main(%n, %x)) }",
         "compile: runtime 'crt': 'f' calls 'main', which only C may call; let both call a third "

@@ -311,7 +311,7 @@ def test_constructs_without_gradient_are_named(text: str, message: str) -> None:
 def test_function_of_another_module_is_named() -> None:
     text = "def @f(%x: float32) { %x * %x } def @main(%x: float32) { @f(%x) }"
     main = InferType()(parse(text))["main"]
-    with pytest.raises(DifferentiationError, match="gradient: 'f', which .* no function of the mod"):
+    with pytest.raises(DifferentiationError, match="gradient: 'f', which .* no function of"):
         gradient(main, parse(text))
 
 

@@ -28,11 +28,12 @@ def defuse(
         """Replace a call of a primitive function by its body."""
         if not isinstance(old, Call) or not isinstance(new, Call):
             return new
-        function = new.op
-        is_primitive = isinstance(function, Function) and function.attr("Primitive")
-        if is_primitive and isinstance(old.op, Function) and is_selected(old.op):
-            return inline_application(function, new)
-        return new
+        typed, function = old.op, new.op
+        if not isinstance(typed, Function) or not isinstance(function, Function):
+            return new
+        if not function.attr("Primitive") or not is_selected(typed):
+            return new
+        return inline_application(function, new)
 
     return rewrite_graph(root, rewrite)
 
