@@ -240,6 +240,14 @@ def @main(%x: T4, %n: int32) -> (T4, int32) {
   %outer(0, %x)
 }
 """,
+    "polymorphic functions": """
+type Opt[a] { Some(a), No }
+def @or[A](%o: Opt[A], %d: A) -> A { match (%o) { Some(%v) => %v, No => %d } }
+def @main(%x: T4, %n: int32) {
+  let %same = fn [B](%b: B) -> B { %b };
+  (@or(if (greater(%n, 1)) { Some(tanh(%x)) } else { No }, %same(%x)), @or(No, %same(%n)))
+}
+""",
     "data with several constructors": """
 type Shape[a] { Pair(a, (a, a)), One(a), None }
 def @pick(%x: T4, %n: int32) -> Shape[T4] {

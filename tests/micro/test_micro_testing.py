@@ -12,6 +12,7 @@ import ekiden
 from ekiden import micro, relay
 from ekiden.backend.crt.c_emitter import emit_files
 from ekiden.ir.memory_pools import PoolInfoProperties, WorkspaceMemoryPools, WorkspacePoolInfo
+from ekiden.ir.module import IRModule
 from ekiden.micro.testing.aot_test_utils import parametrize_aot_options
 from ekiden.micro.testing.utils import get_conv2d_relay_module, mlf_extract_workspace_size_bytes
 from ekiden.relay.backend import Executor, Runtime
@@ -80,6 +81,17 @@ def library(program: micro.MicroProgram, folder: Path) -> Path:
     command = ["cc", *flags, f"-I{folder}/include", *sources, "-lm", "-o", str(result)]
     subprocess.run(command, check=True)
     return result
+
+
+@pytest.mark.parametrize("interface", ["c", "packed"])
+def test_models_of_empty_tensors_run(interface: str) -> None:
+    """An empty tensor may have no address, and any strides."""
+    x, y = relay.var("x", shape=(0, 4)), relay.var("y", shape=(4,))
+    body = relay.Tuple([x + y, relay.exp(y)])
+    module = IRModule.from_expr(relay.Function([x, y], body))
+    inputs = {"x": np.zeros((0, 4), np.float32), "y": np.ones(4, np.float32)}
+    model = AOTTestModel(module, inputs, generate_ref_data(module, inputs))
+    assert compile_and_run(model, AOTTestRunner(), interface, True)
 
 
 def test_packed_function_accepts_only_model_inputs(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ typedef struct {{
 """
 _CALL_TEMPLATE = """\
 
+static uint8_t nothing;
+
 /* The address of an argument's elements; NULL where it is not the tensor that is wanted. */
 static void *elements(const value *given, const wanted_tensor *wanted) {{
   const dltensor *t = NULL;
@@ -55,9 +57,13 @@ static void *elements(const value *given, const wanted_tensor *wanted) {{
     t = (const dltensor *)(void *)((uint8_t *)given->v.address + 24);
   if (t == NULL || t->device_type != 1 || t->ndim != wanted->ndim) return NULL;
   if (t->code != wanted->code || t->bits != wanted->bits || t->lanes != 1) return NULL;
-  int64_t step = 1;
-  for (int32_t axis = t->ndim - 1; axis >= 0; axis--) {{
+  int64_t size = 1, step = 1;
+  for (int32_t axis = 0; axis < t->ndim; axis++) {{
     if (t->shape[axis] != wanted->shape[axis]) return NULL;
+    size *= t->shape[axis];
+  }}
+  if (size == 0) return (void *)&nothing; /* strides and address of an empty tensor may be any */
+  for (int32_t axis = t->ndim - 1; axis >= 0; axis--) {{
     if (t->strides != NULL && t->shape[axis] != 1 && t->strides[axis] != step) return NULL;
     step *= t->shape[axis];
   }}

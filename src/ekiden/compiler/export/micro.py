@@ -24,12 +24,15 @@ from ekiden.ir.pass_context import dump_if_requested, time_phase
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
+from ekiden.relay.transform.language.defunctionalization import monomorphize
+from ekiden.relay.transform.language.eta_expand import EtaExpand
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.remove_unused_functions import (
     check_entries,
     declared_entries,
 )
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
+from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -83,6 +86,8 @@ def compile(
     chosen = _resolve_target(target)
     module = _inline_regions(import_model(model, ImportOptions(shape)))
     module = _flatten_result(NameDimensions()(InferType()(module)))
+    if _has_polymorphic_function(module):
+        module = monomorphize(InferType()(EtaExpand()(module)))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     main, described = module["main"], describe_main(module)
@@ -137,6 +142,13 @@ def _flatten_result(module: IRModule) -> IRModule:
             leaves.append(value)
     flat = Function(main.params, Tuple(tuple(leaves)), None, main.type_params, main.attrs)
     return InferType()(module.with_function("main", flat))
+
+
+def _has_polymorphic_function(module: IRModule) -> bool:
+    """Return whether a function, global or inside of one, has type parameters."""
+    roots = [f for f in module.functions.values() if isinstance(f, Function)]
+    nodes = (e for root in roots for e in post_order(root, into_functions=True))
+    return any(isinstance(e, Function) and e.type_params for e in nodes)
 
 
 def _entry_interfaces(module: IRModule) -> dict[str, EntryInterface]:
