@@ -12,9 +12,14 @@ from ordered_programs import random_ordered_steps
 import ekiden
 from ekiden import te, tir
 from ekiden.ir.prim import SizeVar
+from ekiden.kernels.micro_kernels.registered_micro_kernels import (
+    MATRIX_TILE_KERNEL,
+    REGISTER_TILE_KERNEL,
+)
 from ekiden.runtime.errors import ScheduleError
 from ekiden.script import tir as T
 from ekiden.tir.interpreter import run_prim_func
+from ekiden.tir.schedule.program import ScheduleProgram
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from long_runs import LONG, alike
@@ -244,3 +249,76 @@ def test_random_copies_on_first_use_keep_results(group: int) -> None:
             ekiden.build(sch.func)["main"](*arguments)
             np.testing.assert_array_equal(arguments[-1], expected, err_msg=f"native, {seed}")
     assert accepted >= 2, accepted
+
+
+def copying_tiles(
+    func: PrimFunc, panel: int, first: int, height: int, options: dict[str, int]
+) -> tir.Schedule:
+    """Return the schedule in which the tile of the first rows copies a panel that others read."""
+    sch = tir.Schedule(func)
+    i, j, k = sch.get_loops("c")
+    around, column = sch.split(j, [None, panel])
+    sch.reorder(around, i, column, k)
+    sch.partition(i, [first])
+    sch.read_at(around, "c_1", 1, "global", first_use="c")
+    sch.tensorize(sch.get_loops("c")[1], REGISTER_TILE_KERNEL.call(**options))
+    _, row = sch.split(sch.get_loops("c_1")[1], [None, height], tail="balanced")
+    sch.tensorize(row, REGISTER_TILE_KERNEL.call(**options))
+    return sch
+
+
+@alike(2)
+@pytest.mark.parametrize(
+    "group", [pytest.param(n, marks=() if n < USUAL else LONG) for n in range(WHOLE)]
+)
+def test_random_tiles_that_copy_their_panel_match_numpy(group: int) -> None:
+    for seed in range(group * GROUP, (group + 1) * GROUP):
+        source = random.Random(seed)
+        depth, lanes = source.randint(1, 9), source.choice([1, 2, 4])
+        panel = lanes * source.randint(1, 3)
+        columns, first = panel * source.randint(1, 3), source.randint(1, 4)
+        rows = first + source.randint(1, 9)
+        func = product(rows, depth, columns)
+        options = {
+            "lanes": lanes,
+            "unroll": source.randint(1, 2),
+            "own": source.choice([0, 0, 4]),
+        }
+        sch = copying_tiles(func, panel, first, source.randint(1, 4), options)
+        assert "copy" not in str(sch.func), "no pass over the panel precedes the first tile"
+        rng = np.random.default_rng(seed)
+        a = rng.integers(-3, 4, (rows, depth)).astype("float32")
+        b = rng.integers(-3, 4, (depth, columns)).astype("float32")
+        out = np.full((rows, columns), np.nan, "float32")
+        run_prim_func(tir.verify(lower(sch.func)), a, b, out)
+        np.testing.assert_array_equal(out, a @ b, err_msg=f"seed {seed}")
+
+
+def test_a_tile_without_copies_refuses_one() -> None:
+    sch, around = panels(product())
+    _, i, k, column = sch.get_loops("c")
+    sch.reorder(i, column, k)
+    sch.read_at(around, "c_1", 1, "global", first_use="c")
+    with pytest.raises(ScheduleError, match="'matrix_tile' makes no copy 'c_copy'"):
+        sch.tensorize(i, MATRIX_TILE_KERNEL.call())
+
+
+@pytest.mark.parametrize("what", ["row", "elements"])
+def test_a_copy_of_something_else_is_refused(what: str) -> None:
+    sch, around = panels(product())
+    _, i, k, column = sch.get_loops("c")
+    sch.reorder(i, column, k)
+    sch.read_at(around, "c_1", 1, "global", first_use="c")
+    program = ScheduleProgram(sch.func)
+    copy = program.blocks["c_copy"]
+    if what == "row":
+        fault = "block 'c_copy' is no copy of 'b' by the first row"
+        rows = program.loops_above(copy)[1].loop_var
+        other = copy.with_fields(predicate=rows.equal(1))
+    else:
+        fault = "'c_copy' copies what the sum does not read"
+        step, inside = copy.iter_values
+        other = copy.with_fields(iter_values=(step, (inside + 1) % 8))
+    sch = tir.Schedule(program.replace(copy, other))
+    with pytest.raises(ScheduleError, match=fault):
+        sch.tensorize(sch.get_loops("c")[1], REGISTER_TILE_KERNEL.call(lanes=8))

@@ -120,8 +120,10 @@ def tiled(func: PrimFunc, rows: int, panel: int, options: str) -> Schedule:
     return sch
 
 
-@alike(ALL_GROUPS if LONG else USUAL_GROUPS)
-@pytest.mark.parametrize("group", range(ALL_GROUPS if LONG else USUAL_GROUPS))
+@alike(2)
+@pytest.mark.parametrize(
+    "group", [pytest.param(n, marks=() if n < USUAL_GROUPS else LONG) for n in range(ALL_GROUPS)]
+)
 def test_tiles_of_random_convolutions_match_numpy(group: int) -> None:
     for seed in range(group * NESTS_PER_GROUP, (group + 1) * NESTS_PER_GROUP):
         source = random.Random(seed)

@@ -47,7 +47,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.tir.tensor_intrin.micro import GatherLoop, PartialSums, StoreVector, SumLoop
+from ekiden.tir.tensor_intrin.micro import GatherLoop, PanelCopy, PartialSums, StoreVector, SumLoop
 from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
@@ -136,6 +136,7 @@ def emit_register_tile(
     unroll: int = 1,
     partial_sums: PartialSums | None = None,
     gather: GatherLoop | None = None,
+    copy: PanelCopy | None = None,
 ) -> Stmt:
     """Emit a register tile: initialise the accumulators, loop over k, store the results.
 
@@ -155,6 +156,7 @@ def emit_register_tile(
         unroll: The unroll factor of the innermost loop.
         partial_sums: Loads and stores of the partial sums of chunks of k.
         gather: Iterations that look their element of the data up, behind the loops.
+        copy: The copy of the panel that is made as it is read.
     """
     acc = tile.accumulator_buffer()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
@@ -169,7 +171,7 @@ def emit_register_tile(
     # Each unrolled step of k adds to its own chain, so there are at least as many steps as chains.
     steps = max(unroll, tile.chains)
     multiply = seq(
-        _emit_k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps),
+        _emit_k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps, copy),
         *_emit_chain_sums(tile, acc),
     )
     if gather is not None:
@@ -268,6 +270,7 @@ def _emit_k_nest(
     b_base: PrimExpr,
     ahead: PrefetchFn | None,
     unroll: int,
+    copy: PanelCopy | None,
 ) -> Stmt:
     *outer, inner = loops
 
@@ -286,12 +289,33 @@ def _emit_k_nest(
             rows = {i: a_rows[i] + a_step + k * inner.a_stride for i in tile_rows}
             # Consecutive steps use different chains, so that no FMA waits for the one before it.
             chain = unrolled_index % tile.chains
-            body = _emit_k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
-            return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
+            at = b_step + k * inner.b_stride
+            steps = [] if ahead is None else ahead(b_step, k, unrolled_index)
+            if copy is not None:
+                to = copy.base
+                for value, stride in zip((*values, inner.begin + k), copy.strides, strict=True):
+                    to = to + value * stride
+                steps = [*steps, *_emit_panel_copy(tile, b, at, copy.buffer, to)]
+            return seq(*steps, _emit_k_step(tile, acc, a, rows, b, at, chain))
 
         return _unrolled_loop(inner.extent, unroll, emit_step)
 
     return emit_sum_loops(outer, tile.rows, emit_inner)
+
+
+def _emit_panel_copy(
+    tile: RegisterTile, b: Buffer, at: PrimExpr, to: Buffer, to_index: PrimExpr
+) -> list[Stmt]:
+    """Emit the copy of a row of the panel, the columns that are stored."""
+    return [
+        BufferStore(
+            to,
+            _load_panel_vector(tile, b, at, v),
+            (ramp(to_index + v * tile.lanes, 1, tile.lanes),),
+            tile.vector_mask(v),
+        )
+        for v in range(tile.vectors)
+    ]
 
 
 def _emit_gather_nest(

@@ -48,6 +48,8 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
             raise ScheduleError("register_tile: terms of words of int16 are of all rows")
         if loops[-1].rows is not None:
             loops = (*loops, SumLoop(const(1), const(0), const(0)))
+    if nest.copy is not None and word > 1:
+        raise ScheduleError("register_tile: a tile of words makes no copy")
     dot = ""
     if options["pair_sums"]:
         # Nothing in a program tells what a weight holds: whoever packed it declares it.
@@ -99,6 +101,7 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         panel_prefetches.unroll,
         nest.partial_sums,
         _checked_gather(nest),
+        nest.copy,
     )
     return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)
 
@@ -176,6 +179,7 @@ REGISTER_TILE_KERNEL = MicroKernel.register(
         },
         write=_emit_register_tile,
         takes_conditions=True,
+        makes_copies=True,
     )
 )
 """lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is

@@ -8,6 +8,9 @@ Proved: the block is a sum of products, one factor invariant in the columns, the
 it runs over all of its loops; the epilogue reads each sum at its own element, and no other block
 reads it.
 
+A block in front of the sum, in the same loops, may copy the second factor for those that read it
+later (`read_at` with `first_use`): the tile makes the copy.
+
 A second part of the sum (`Schedule.partition`) may follow the first, whose elements of the first
 factor are looked up in a table:
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import EQ, Cast, IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast
@@ -31,11 +34,13 @@ from ekiden.tir.schedule.linear_conditions import match_term_if
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     accesses_of_buffer,
+    block_reads,
     block_writes,
     bound_analyzer,
     refuse,
     remove_allocation,
     unit_loop_values,
+    wrap_in_loops,
 )
 from ekiden.tir.schedule.tensorize_gather import match_gather
 from ekiden.tir.schedule.tensorize_tile import (
@@ -53,10 +58,12 @@ from ekiden.tir.tensor_intrin.micro import (
     MatmulTileNest,
     MicroKernel,
     Options,
+    PanelCopy,
     PartialSums,
     SumLoop,
     count_float_ops,
 )
+from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.transform.loop_vectorization import Vectorizer
 
 
@@ -73,11 +80,12 @@ class _MatmulTile:
     gather_loops: tuple[For, ...]
     gather: BlockRealize | None
     epilogue: BlockRealize | None
+    copy: BlockRealize | None = None
 
     @property
     def blocks(self) -> list[BlockRealize]:
         """Return the blocks of the tile."""
-        return [x for x in (self.sum, self.gather, self.epilogue) if x is not None]
+        return [x for x in (self.copy, self.sum, self.gather, self.epilogue) if x is not None]
 
 
 def tensorize_tile(
@@ -146,7 +154,8 @@ def _match_tile(rows: For) -> _MatmulTile:
             f"{TENSORIZE_PRIMITIVE}: expected a loop over columns in {rows.loop_var.name!r}", rows
         )
     inside = columns.body.seq if isinstance(columns.body, SeqStmt) else (columns.body,)
-    loops, realize = match_sum_nest(rows, columns, inside[0])
+    nest, copy = _without_copy(inside[0])
+    loops, realize = match_sum_nest(rows, columns, nest)
     epilogue = inside[-1] if len(inside) > 1 else None
     gather_loops: tuple[For, ...] = ()
     gather: BlockRealize | None = None
@@ -162,7 +171,20 @@ def _match_tile(rows: For) -> _MatmulTile:
             f"{TENSORIZE_PRIMITIVE}: expected a block behind the sum {realize.block.name!r}",
             epilogue,
         )
-    return _MatmulTile(rows, columns, loops, realize, gather_loops, gather, epilogue)
+    return _MatmulTile(rows, columns, loops, realize, gather_loops, gather, epilogue, copy)
+
+
+def _without_copy(nest: Stmt) -> tuple[Stmt, BlockRealize | None]:
+    """Return a nest without the block in front of its sum, and that block, if there is one."""
+    loops: list[For] = []
+    inner = nest
+    while isinstance(inner, For):
+        loops.append(inner)
+        inner = inner.body
+    if not isinstance(inner, SeqStmt) or len(inner.seq) != 2:
+        return nest, None
+    copy, sums = inner.seq
+    return (wrap_in_loops(loops, sums), copy) if isinstance(copy, BlockRealize) else (nest, None)
 
 
 def match_sum_nest(rows: For, columns: For, nest: Stmt) -> tuple[tuple[For, ...], BlockRealize]:
@@ -217,6 +239,7 @@ class MatmulTileBuilder(TileBuilder):
         for sum_loop in (*nest.loops, *nest.gather_loops):
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
         self.a, self.b = self.match_factors(substituted_store(nest.sum), nest.sum)
+        self.copy = None if nest.copy is None else self.match_copy(nest.copy)
 
     # What the sum is of.
 
@@ -265,6 +288,44 @@ class MatmulTileBuilder(TileBuilder):
         """
         moves_columns = not self.kernel.is_elementwise and self.column in free_vars(x.index)
         return moves_columns or self.row in free_vars(y.index)
+
+    # A copy that the first of the tile's rows makes of each element of the second factor, where the
+    # tile reads it. Nothing in the tile reads what is copied, so it does not matter which row does.
+    def match_copy(self, copy: BlockRealize) -> PanelCopy:
+        """Return the copy of the second factor that a block in front of the sum makes."""
+        name, rows, tile = copy.block.name, self.nest.rows, self.nest
+        store = substituted_store(copy)
+        if not self.kernel.makes_copies or self.conditions or tile.gather is not None:
+            refuse(f"{TENSORIZE_PRIMITIVE}: {self.kernel.name!r} makes no copy {name!r}", copy)
+        is_first = is_const(copy.predicate, 1) and is_const(rows.extent, 1)
+        if isinstance(copy.predicate, EQ):
+            sides = copy.predicate.a, copy.predicate.b
+            is_first = sides[0] is rows.loop_var and self.analyzer.can_prove_equal(
+                sides[1], rows.min
+            )
+        load, panel = store.value, self.b.load.buffer
+        if not is_first or not isinstance(load, BufferLoad) or load.buffer is not panel:
+            refuse(
+                f"{TENSORIZE_PRIMITIVE}: block {name!r} is no copy of {panel.name!r} by the first "
+                "row",
+                copy,
+            )
+        origin: dict[Var, PrimExpr] = {self.row: const(0)}
+        index = self.analyzer.simplify(substitute(self.flat_index_of(load), origin))
+        if not self.analyzer.can_prove_equal(index, self.b.index):
+            refuse(f"{TENSORIZE_PRIMITIVE}: {name!r} copies what the sum does not read", copy)
+        others = [x for x in tile.blocks if x is not copy]
+        touched = {b for x in others for b in (*block_reads(x.block), *block_writes(x.block))}
+        if store.buffer in touched or reduce_loops(tile.sum, self.enclosing_loops):
+            refuse(f"{TENSORIZE_PRIMITIVE}: the tile reads what {name!r} copies", copy)
+        to = self.analyzer.simplify(
+            substitute(self.flat_index(flat_index(store.buffer, store.indices)), origin)
+        )
+        if not is_const(self.stride_along(to, self.column), 1):
+            refuse(f"{TENSORIZE_PRIMITIVE}: {name!r} does not copy to adjacent columns", copy)
+        base = substitute(to, {**self.tile_origin, self.column: const(0)})
+        strides = tuple(self.stride_along(to, s.loop_var) for s in tile.loops)
+        return PanelCopy(store.buffer, self.analyzer.simplify(base), strides)
 
     def load_partial_sums(self, row: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
         """Return a vector of stored partial sums."""
@@ -401,6 +462,7 @@ class MatmulTileBuilder(TileBuilder):
             panel_position=number,
             next_panel_offset=following,
             a_columns=a_column.value,
+            copy=self.copy,
         )
 
     def readable_columns(self) -> int:

@@ -74,6 +74,17 @@ class PartialSums:
 
 
 @dataclass(frozen=True, slots=True)
+class PanelCopy:
+    """A copy of the second factor that a tile makes while it multiplies: the buffer, the offset of
+    the first element, and the strides of the reduction loops; columns are adjacent.
+    """
+
+    buffer: Buffer
+    base: PrimExpr
+    strides: tuple[PrimExpr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MatmulTileNest:
     """A tile of a matrix product: d[i, j] over `rows` x `columns`, with one factor invariant in j
     and one invariant in i; or a tile of products by elements, of which one is invariant in i.
@@ -88,7 +99,8 @@ class MatmulTileNest:
     next b from this one. row_loop: the actual number of rows, at most `rows`, for a kernel that
     accepts any;
     a_stride: the distance of rows of the first factor. a_columns: the stride of a column in the
-    first factor, 0 for products of matrices.
+    first factor, 0 for products of matrices. copy: the copy of the second factor that the tile
+    makes, if it makes one.
     """
 
     dtype: str
@@ -111,6 +123,7 @@ class MatmulTileNest:
     row_loop: PrimExpr | None = None
     a_stride: PrimExpr | None = None
     a_columns: int = 0
+    copy: PanelCopy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +172,8 @@ _KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 class MicroKernel:
     """A table entry: name, required processor features, options with defaults, the writer of a
     tile, and whether that accepts any number of rows (else it writes one variant per row count),
-    whether it is for products by elements, and whether conditions may leave terms out of the sums.
+    whether it is for products by elements, whether conditions may leave terms out of the sums, and
+    whether it makes copies.
 
     A kernel of another sum than products of elements has a description, the program of one result
     (row and column), and `write_described` in place of `write`.
@@ -172,6 +186,7 @@ class MicroKernel:
     accepts_any_rows: bool = False
     is_elementwise: bool = False
     takes_conditions: bool = False
+    makes_copies: bool = False
     describe: Callable[[Options], PrimFunc] | None = None
     write_described: Callable[[DescribedTile, Options], Stmt] | None = None
 
@@ -249,6 +264,7 @@ __all__ = [
     "MicroKernel",
     "Operand",
     "Options",
+    "PanelCopy",
     "PartialSums",
     "SumLoop",
     "count_float_ops",
