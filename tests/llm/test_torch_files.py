@@ -121,6 +121,17 @@ def test_tensor_outside_its_bytes_is_refused(
         TorchFile(path)["a"]
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3)])
+def test_a_stride_that_nothing_follows_may_be_of_any_size(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    path = _archive(tmp_path / "a.bin", _saved(shape=shape, strides=(2**63 - 1, 1)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("archive/data/0", np.arange(6, dtype="<f4").tobytes())
+    expected = np.arange(3 * shape[0], dtype="float32").reshape(shape)
+    np.testing.assert_array_equal(TorchFile(path)["a"].values(), expected)
+
+
 def test_compressed_bytes_are_refused(tmp_path: Path) -> None:
     path = _archive(tmp_path / "a.bin", _saved())
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:

@@ -30,6 +30,8 @@ __all__ = ["StackedExperts", "with_unstacked_experts"]
 
 STACKED_ARCHITECTURES = ("GptOssForCausalLM",)
 STACKED_NAME = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+MAX_EXPERT_NAMES = 1 << 20
+"""Fifty times the tensors of gpt-oss-120b, of which each has a name."""
 EXPERT_NAME = re.compile(r"(.*\.experts\.)(\d+)\.(gate_up_proj|down_proj)\.(weight|bias)")
 
 
@@ -43,6 +45,8 @@ class StackedExperts(Mapping[str, Weight]):
         stacked = {name: STACKED_NAME.fullmatch(name) for name in checkpoint}
         plain = [name for name, match in stacked.items() if match is None]
         self._names = {name: name for name in plain}
+        if len(stacked) > len(plain):
+            self._check_count(len(stacked) - len(plain))
         for name, match in stacked.items():
             if match is None or match[3] == "_scales":
                 continue
@@ -55,6 +59,15 @@ class StackedExperts(Mapping[str, Weight]):
         if type(count) is not int or count < 1:
             raise LoadError(f"config: 'num_local_experts': a number of experts expected: {count!r}")
         return count
+
+    def _check_count(self, num_stacked: int) -> None:
+        """Raise LoadError for more experts than files hold: a name is made for each."""
+        count = self._count()
+        if count * num_stacked > MAX_EXPERT_NAMES:
+            raise LoadError(
+                f"config: 'num_local_experts': {count} experts of {num_stacked} tensors:"
+                f" at most {MAX_EXPERT_NAMES} tensors expected"
+            )
 
     @property
     def config(self) -> Mapping[str, object]:

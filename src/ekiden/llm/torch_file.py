@@ -163,7 +163,9 @@ class TorchFile(Mapping[str, Weight]):
         if 0 not in tensor.shape and last >= tensor.storage.elements:
             raise LoadError(f"{where}: element {last} of {tensor.storage.elements} that there are")
         stored = self._storage(where, tensor.storage, dtype.itemsize).view(dtype)
-        strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
+        # A stride between fewer than two elements is never added, and need not fit into an integer.
+        steps = zip(tensor.shape, tensor.strides, strict=True)
+        strides = tuple(step * dtype.itemsize if n > 1 and count else 0 for n, step in steps)
         data = np.lib.stride_tricks.as_strided(
             stored[tensor.offset :], tensor.shape, strides, writeable=False
         )
