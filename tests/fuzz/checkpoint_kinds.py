@@ -9,17 +9,15 @@ import io
 import json
 import pickle
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from case_kinds import Kind, Loader
+from case_kinds import Kind, Loader, case_folder
 from mutation import extreme, json_text, mutate_bytes, mutate_json
 
 from ekiden.llm.checkpoint_files import open_checkpoint
@@ -37,10 +35,6 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "I8": 
 MAX_TENSOR_BYTES = 1 << 16
 
 
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ekiden-fuzz-"))
-
-
 # Weights that other libraries quantised, as folders of safetensors.
 
 
@@ -49,7 +43,7 @@ def _safetensors(tensors: Tensors, rng: Random, contents: Mapping[str, bytes]) -
     for name, (dtype, shape) in tensors.items():
         size = ITEM_BYTES[dtype] * int(np.prod(shape, dtype=np.int64))
         data = contents.get(name, b"")
-        data += bytes(rng.getrandbits(8) for _ in range(max(0, size - len(data))))
+        data += rng.randbytes(max(0, size - len(data)))
         parts.append(data)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at := at + len(data)]}
     raw = json.dumps(header).encode()
@@ -114,7 +108,7 @@ STATE_NAME = "a.weight.quant_state.bitsandbytes__nf4"
 
 
 def _quantized() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> tuple[str, bytes]:
         settings, tensors = rng.choice(QUANTIZED)
@@ -166,7 +160,7 @@ ADAPTER_TENSORS: Tensors = {
 
 
 def _adapters() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
     names = ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"]
 
     def make(rng: Random) -> tuple[str, bytes]:
@@ -257,7 +251,7 @@ def _torch_pickle(rng: Random) -> bytes:
 
 
 def _torch_files() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> bytes:
         content = _torch_pickle(rng)
@@ -292,13 +286,13 @@ _BLOCKS = {
 
 
 def _gguf_types() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> bytes:
         code = rng.choice(list(_BLOCKS))
         values, size = _BLOCKS[code]
         shape = [values * rng.choice((1, 1, 2)), rng.choice((1, 2, 3))]
-        blocks = bytes(rng.getrandbits(8) for _ in range(size * shape[0] // values * shape[1]))
+        blocks = rng.randbytes(size * shape[0] // values * shape[1])
         if rng.random() < 0.3:
             shape[rng.randrange(2)] = abs(extreme(rng))
         if rng.random() < 0.2:

@@ -8,7 +8,6 @@ import json
 import shutil
 import struct
 import tarfile
-import tempfile
 import typing
 import zipfile
 from contextlib import suppress
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from case_kinds import Kind, Loader
+from case_kinds import Kind, Loader, case_folder
 from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden.llm.checkpoint import Weight
@@ -32,10 +31,6 @@ from ekiden.llm.token_trie import TokenTrie
 from ekiden.micro import generate_project
 from ekiden.runtime.errors import InputError
 from ekiden.tune.records import Records
-
-
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ekiden-fuzz-"))
 
 
 def _maker(corpus: list[bytes]) -> Any:  # noqa: ANN401
@@ -53,7 +48,7 @@ RECORDS = [{"kind": "trial", **TRIAL}, {"kind": "best", **TRIAL, "confirmed": [0
 
 
 def _records() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> bytes:
         lines = [
@@ -102,7 +97,7 @@ METADATA = {
 
 def _libraries() -> tuple[Any, Loader]:
     header = "codegen/host/include/ekiden_default.h"
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> bytes:
         about = json_text(mutate_json(METADATA, rng) if rng.random() < 0.7 else METADATA)
@@ -144,7 +139,7 @@ def _gguf_corpus(folder: Path) -> list[bytes]:
 
 
 def _gguf() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
 
     def load(case: bytes) -> None:
         (folder / "model.gguf").write_bytes(case)
@@ -160,7 +155,7 @@ def _gguf() -> tuple[Any, Loader]:
 
 
 def _safetensors() -> tuple[Any, Loader]:
-    folder = _folder()
+    folder = case_folder()
     weights = {n: Weight(n, "float32", (2, 3), np.ones((2, 3), np.float32)) for n in ("a", "b")}
     write_safetensors(folder / "seed", weights)
     seed = (folder / "seed").read_bytes()
@@ -216,7 +211,7 @@ TOKENIZERS = (_PLAIN, _PLAIN, _UNIGRAM, _UNIGRAM, _WORDS, _WORDS, TOKENIZER)
 def _tokenizers() -> tuple[Any, Loader]:
     from ekiden.llm.tokenizer import Tokenizer  # needs an extra
 
-    folder = _folder()
+    folder = case_folder()
 
     def make(rng: Random) -> bytes:
         text = json_text(mutate_json(rng.choice(TOKENIZERS), rng)).encode("utf-8", "surrogatepass")

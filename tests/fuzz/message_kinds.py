@@ -7,13 +7,11 @@ import asyncio
 import logging
 import socket
 import ssl
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from case_kinds import Kind, Loader
+from case_kinds import Kind, Loader, case_folder
 from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden import rpc
@@ -195,7 +193,7 @@ def _client_hello(key: Key) -> bytes:
 
 
 def _tls() -> tuple[Any, Loader]:
-    folder = Path(tempfile.mkdtemp(prefix="ekiden-fuzz-"))
+    folder = case_folder()
     rpc.make_key(folder / "rpc.key")
     key = Key.read(folder / "rpc.key")
     logging.getLogger("ekiden.rpc").setLevel(logging.ERROR)

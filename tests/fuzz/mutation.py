@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -25,7 +26,12 @@ def extreme(rng: Random, bits: int = 64) -> int:
     """Return an extreme number that fits into a signed integer, sometimes a small one."""
     if rng.random() < 0.25:
         return rng.choice(SMALL)
-    return rng.choice([n for n in EXTREMES if -(2 ** (bits - 1)) <= n < 2 ** (bits - 1)])
+    return rng.choice(_extremes_of(bits))
+
+
+@cache
+def _extremes_of(bits: int) -> list[int]:
+    return [n for n in EXTREMES if -(2 ** (bits - 1)) <= n < 2 ** (bits - 1)]
 
 
 def mutate_bytes(data: bytes, rng: Random, others: Sequence[bytes] = ()) -> bytes:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from case_kinds import Kind, Loader
+from case_kinds import Kind, Loader, case_folder
 from model_kinds import loader
 from mutation import extreme, mutate_bytes
 
@@ -162,7 +160,7 @@ def _saved() -> tuple[Any, Loader]:
         def __call__(self, x: Any) -> Any:  # noqa: ANN401
             return tf.reshape(tf.nn.conv2d(x, self.weight, 2, "SAME")[:, 1:], (1, -1, 2))
 
-    folder = Path(tempfile.mkdtemp(prefix="ekiden-fuzz-"))
+    folder = case_folder()
     tf.saved_model.save(Small(), str(folder))
     path = folder / "saved_model.pb"
     seed = SavedModel.FromString(path.read_bytes())
