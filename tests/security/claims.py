@@ -281,6 +281,16 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/serve/test_serve_turns.py::test_reader_threads_yield_to_the_event_loop",
     ),
     "A body takes at most twice": ("benchmarks/serving_load.py",),
+    "However many clients send and receive": (
+        "tests/serve/test_serve_shares.py"
+        "::test_bodies_beyond_the_share_of_an_iteration_wait_for_their_turns",
+        "tests/serve/test_serve_shares.py::test_long_responses_are_sent_in_turn",
+    ),
+    "Of the requests that a client sends ahead": (
+        "tests/serve/test_serve_shares.py"
+        "::test_requests_behind_others_are_parsed_as_those_are_answered",
+        "tests/serve/test_serve_shares.py::test_a_chunked_body_is_parsed_in_pieces",
+    ),
     "If many clients disconnect": (
         f"{_CLOSING}::test_loop_iteration_closes_a_bounded_number_of_connections",
     ),

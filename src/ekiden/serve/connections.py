@@ -1,4 +1,6 @@
-"""HTTP connections of uvicorn with limits on their number, idle time and header size."""
+"""HTTP connections of uvicorn with limits on their number, idle time, header size and requests at
+once.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import Limits
+from ekiden.serve.iteration_shares import BodyReadingQueue, HeldFlowControl
 from ekiden.serve.metrics import ServerMetrics
 
 __all__ = ["ABORT_KEY", "CancelOnDisconnect", "connection_class", "has_complete_body"]
@@ -26,6 +29,13 @@ CONNECTION_KEY = "ekiden.connection"
 """Where it has its connection, by a weak reference, whose end ends the task that answers it."""
 MAX_HEADER_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
+
+MAX_PIPELINED = 8
+"""Requests of a connection that wait for the answer of another: further ones are not parsed."""
+HEAD_PIECE_BYTES = 1024
+"""Bytes of headers that are parsed at once: most requests have fewer, 50 of the shortest fit."""
+CHUNKED_PIECE_BYTES = 16 << 10
+"""Bytes of a chunked body that are parsed at once: 3,000 of the shortest chunks, about 4 ms."""
 
 CLOSED_PER_ITERATION = 256
 """Connections that are closed in one turn of the loop: about 2 ms of the processor."""
@@ -64,6 +74,7 @@ def connection_class(
         "metrics": metrics,
         "arrivals": arrivals,
         "closings": ClosingQueue(),
+        "readings": BodyReadingQueue(),
     }
     return type("BoundedConnection", (HttpConnection,), attributes)
 
@@ -106,6 +117,8 @@ class HttpConnection(HttpToolsProtocol):
     metrics: ServerMetrics
     arrivals: PendingArrivals
     closings: ClosingQueue
+    readings: BodyReadingQueue
+    flow: HeldFlowControl
     task: asyncio.Task[Any] | None = None
     """What is ended when the client goes: the task of a request whose result nobody else needs."""
     _timer: asyncio.TimerHandle | None = None
@@ -114,10 +127,17 @@ class HttpConnection(HttpToolsProtocol):
     """Bytes of the headers that are not complete."""
     _marks = 0
     """How many headers and bodies have ended."""
+    _body_left: int | None = 0
+    """Bytes of the body that have not arrived; None for a chunked one."""
+    _unparsed: memoryview | None = None
+    """What was received behind as many requests as may wait, or as one iteration parses."""
+    _is_scheduled = False
+    """Whether `_parse_rest` will be called."""
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
         """Register a new connection; close it if there are too many."""
         super().connection_made(transport)
+        self.flow = HeldFlowControl(transport)
         self._self = ref(self)
         self.metrics.connections = len(self.connections)
         self._start_idle_timer()
@@ -135,6 +155,9 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task of a closed connection."""
         self._stop_idle_timer()
+        self.readings.leave(self.flow)
+        self._unparsed = None
+        self.pipeline.clear()  # its requests refer to the connection: it would become garbage
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -142,14 +165,59 @@ class HttpConnection(HttpToolsProtocol):
         self.metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes of a request."""
-        before = self._marks
-        super().data_received(data)
+        """Receive bytes of requests, of which one iteration of the loop parses a bounded number."""
+        if self._unparsed is not None:  # a transport may give what it had read before the hold
+            self._unparsed = memoryview(b"".join((self._unparsed, data)))
+            return
+        rest = self._parse(memoryview(data))
+        if rest:
+            self._unparsed = rest
+            self.flow.hold()
+            self._continue_soon()
+
+    def _continue_soon(self) -> None:
+        # With all places taken, the end of a response continues.
+        if not self._is_scheduled and len(self.pipeline) < MAX_PIPELINED:
+            self._is_scheduled = True
+            self.loop.call_soon(self._parse_rest)
+
+    def _parse_rest(self) -> None:
+        """Parse what was left, and read on behind its end."""
+        self._is_scheduled = False
+        if self._unparsed is None or len(self.pipeline) >= MAX_PIPELINED:
+            return
+        self._unparsed = self._parse(self._unparsed) or None
+        if self._unparsed is None:
+            self.flow.release()
+        else:
+            self._continue_soon()
+
+    def _parse(self, data: memoryview) -> memoryview:
+        """Parse pieces of data until a second request begins or a chunked body has had its share;
+        return the rest.
+        """
+        while data and not self.transport.is_closing():
+            if self._is_in_head:
+                size = HEAD_PIECE_BYTES
+            else:
+                size = CHUNKED_PIECE_BYTES if self._body_left is None else self._body_left
+            piece, data = data[:size], data[size:]
+            num_waiting, is_chunked = len(self.pipeline), self._body_left is None
+            self._parse_piece(piece)
+            if len(self.pipeline) > num_waiting or is_chunked:
+                break
+        return data[:0] if self.transport.is_closing() else data
+
+    def _parse_piece(self, piece: memoryview) -> None:
+        before, is_body = self._marks, not self._is_in_head
+        super().data_received(piece)  # type: ignore[arg-type]  # the parser takes any buffer
+        if is_body:
+            self.readings.count(len(piece), self.loop)
         if self._marks != before or not self._is_in_head:
             self._head = 0
         else:
             # A client that sends an endless header must not fill the memory.
-            self._head += len(data)
+            self._head += len(piece)
             if self._head > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("Headers too large.")
 
@@ -158,6 +226,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
         self._marks += 1
         self._stop_idle_timer()
+        self._begin_body()
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # a request that the application is asked for
@@ -168,10 +237,25 @@ class HttpConnection(HttpToolsProtocol):
         self.scope[CYCLE_KEY] = ref(self.cycle)  # type: ignore[literal-required]
         self.scope[CONNECTION_KEY] = self._self  # type: ignore[literal-required]
 
+    def _begin_body(self) -> None:
+        """Note the body's length, if there is one, and read it in turn with others."""
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"0")  # digits, as the parser has checked
+        self._body_left = None if b"transfer-encoding" in headers else int(length)
+        if self._body_left != 0:
+            self.readings.join(self.flow)
+
+    def on_body(self, body: bytes) -> None:
+        """Receive bytes of a body."""
+        if self._body_left is not None:
+            self._body_left -= len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Record that the body is complete."""
         super().on_message_complete()
-        self._is_in_head = True
+        self.readings.leave(self.flow)
+        self._is_in_head, self._body_left = True, 0
         self._marks += 1
 
     def on_response_complete(self) -> None:
@@ -180,6 +264,8 @@ class HttpConnection(HttpToolsProtocol):
         self.task = None
         if not self.transport.is_closing():
             self._start_idle_timer()
+            if self._unparsed is not None:
+                self._continue_soon()
 
     def _start_idle_timer(self) -> None:
         self._stop_idle_timer()

@@ -26,6 +26,7 @@ from ekiden.serve.http_messages import (
     parse_infer_request,
     serialize_infer_response,
 )
+from ekiden.serve.iteration_shares import SendTurns
 from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
 from ekiden.serve.openai_routes import OpenAIRoutes, openai_error
 from ekiden.serve.origin_check import (
@@ -110,12 +111,16 @@ async def _read_raw_body(
 
 
 class ChunkedResponse(Response):
-    """Response of known size, sent in chunks as its client reads it."""
+    """Response of known size, sent in chunks as its client reads it, in turn with others."""
 
     def __init__(
-        self, pieces: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]
+        self,
+        pieces: Sequence[bytes | memoryview],
+        media_type: str,
+        headers: dict[str, str],
+        turns: SendTurns,
     ) -> None:
-        self._pieces = pieces
+        self._pieces, self._turns = pieces, turns
         length = {"content-length": str(sum(map(len, pieces)))}
         super().__init__(None, 200, {**headers, **length}, media_type)
 
@@ -127,6 +132,7 @@ class ChunkedResponse(Response):
             view = memoryview(piece)
             for at in range(0, len(view), SEND_CHUNK_BYTES):
                 send_chunk = view[at : at + SEND_CHUNK_BYTES]
+                await self._turns.wait()
                 await send({"type": "http.response.body", "body": send_chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -137,6 +143,7 @@ class HttpApplication:
     def __init__(self, engine: ServingEngine, tokens: TokenStore) -> None:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
+        self._send_turns = SendTurns()
         self._browsers = OriginChecker(engine.config)
         texts = OpenAIRoutes(engine, self._read_text_body)
         self._routes = RoutingTable([*self._route_rows(), *texts.routes()])
@@ -248,7 +255,7 @@ class HttpApplication:
         if len(pieces) == 1 and len(pieces[0]) <= SEND_CHUNK_BYTES:
             return Response(pieces[0], media_type=kind, headers=headers or None)
         if sum(map(len, pieces)) > SEND_CHUNK_BYTES:
-            return ChunkedResponse(pieces, kind, headers)
+            return ChunkedResponse(pieces, kind, headers, self._send_turns)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
     def _parse_short(self, request: Request, body: bytes | bytearray) -> InferRequest:
