@@ -71,6 +71,33 @@ POINT, SCALE = scalar(120, np.uint8), scalar(0.0217)
 RESULT = [scalar(3.1), scalar(100, np.uint8)]
 
 
+def extreme_bytes(dtype: str, *shape: int) -> Array:
+    """Bytes of which most are the ends of their type, a row of each end and a row of any."""
+    info, rng = np.iinfo(dtype), np.random.default_rng([*shape])
+    found = rng.choice([info.min, info.max], shape)
+    found[..., 0, :], found[..., 1, :] = info.min, info.max
+    found[..., 2, :] = rng.integers(info.min, info.max + 1, shape[-1])
+    return found.astype(dtype)
+
+
+@alike(4)
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("weight_dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(("columns", "depth"), [(64, 68), (35, 70)])
+def test_products_of_extreme_computed_bytes_match_exact_integers(
+    dtype: str, weight_dtype: str, columns: int, depth: int
+) -> None:
+    data = extreme_bytes(dtype, 2, 13, depth)
+    weight = extreme_bytes(weight_dtype, 2, depth, columns)
+    ranges = [np.iinfo(name) for name in (dtype, weight_dtype)]
+    for points in ([r.min for r in ranges], [r.max for r in ranges]):
+        arrays = [np.array(p, r.dtype) for p, r in zip(points, ranges, strict=True)]
+        model, feed = contrib_model("MatMulInteger", [data, weight, *arrays], (2, 3), domain="")
+        exact = wide(data, arrays[0]) @ wide(weight, arrays[1])
+        for found in results(model, feed):
+            np.testing.assert_array_equal(found, exact)
+
+
 @alike(4)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -86,6 +86,8 @@ class KStepCost:
     per_row: int = 0
     columns: int = 1
     registers: int = 1
+    wide_tile_registers: int = 0
+    """Further registers of tiles of more than two vectors, whose broadcast outlives two products."""
     tile_rows_limit: int = 0
     """Tile rows where accumulators are kept for one column at a time; 0 for as many as fit."""
 
@@ -130,8 +132,11 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
         *BYTE_STEPS[1:],
     ),
     "bfloat16": (("dot2_bf16", FMA_STEP), ("", KStepCost(per_accumulator=6, registers=5))),
-    # words of two; beside a broadcast two products before they are added
-    "int16": (("dot2_s16", FMA_STEP), ("", KStepCost(per_accumulator=2, registers=3))),
+    # words of two; two products before they are added, the second in place of the broadcast
+    "int16": (
+        ("dot2_s16", FMA_STEP),
+        ("", KStepCost(per_accumulator=2, registers=2, wide_tile_registers=1)),
+    ),
 }
 """Step costs by data dtype (or INT16_PAIR_SUMS) and instruction, the best first."""
 
@@ -157,8 +162,8 @@ def max_register_rows(vectors: int, target: Target, dtype: str = "float32") -> i
     step = step_cost(dtype, target)
     if step.tile_rows_limit:
         return step.tile_rows_limit
-    columns = vectors * step.columns
-    return max(1, (accumulator_registers(target, dtype) - columns) // vectors)
+    others = vectors * step.columns + (step.wide_tile_registers if vectors > 2 else 0)
+    return max(1, (accumulator_registers(target, dtype) - others) // vectors)
 
 
 def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
@@ -311,6 +316,11 @@ def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
     return bool(depth) and narrowed_cost * (depth + listed) < before * depth
 
 
+def widens_bytes(target: Target) -> bool:
+    """Return whether a target multiplies bytes as pairs of int16, to which they are widened."""
+    return step_cost("uint8", target) is WIDENED_PAIRS_STEP
+
+
 def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
     """Return whether a product of bytes is faster with its weight stored as int16.
 
@@ -326,7 +336,7 @@ def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
     Returns:
         Whether it is; no where a size is unknown.
     """
-    if step_cost(product.dtype, target) is not WIDENED_PAIRS_STEP:
+    if not widens_bytes(target):
         return False
     if not (product.rows and product.columns and product.depth):
         return False
@@ -499,4 +509,5 @@ __all__ = [
     "panel_width_knob",
     "rows_per_cache_set",
     "tile_rows",
+    "widens_bytes",
 ]

@@ -159,9 +159,9 @@ def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
     pairs first where needed.
     """
     anchor = kernel.anchor
-    if kernel.decision.get("dot") != MADD_FEATURE:
-        return create_inlined_program(inputs, list(kernel.outputs), name)
     data, weight = operands_of(anchor)
+    if kernel.decision.get("dot") != MADD_FEATURE or data.dtype == WIDENED_DTYPE:
+        return create_inlined_program(inputs, list(kernel.outputs), name)
     size, lanes = product_of_dims(list(data.shape)), kernel.target.lanes("float32")
     pairs = te.extern(
         data.shape,

@@ -12,7 +12,7 @@ from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.common import tensor_dtype
-from ekiden.relay.packing.dense import pack_dense, pack_int8_batch_matmul, pack_int8_dense
+from ekiden.relay.packing.dense import pack_dense, pack_int8_dense, pack_integer_batch_matmul
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
@@ -79,7 +79,9 @@ PACKING_RULES: Mapping[tuple[str, str, str, str], PackingRule] = {
     ("nn.dense", "uint8", "int8", "int32"):            PackingRule(pack_int8_dense),
     ("nn.dense", "uint8", "int8", "float32"):          PackingRule(pack_int8_dense),
     ("nn.batch_matmul", "uint8", "int8", "int32"):
-        PackingRule(pack_int8_batch_matmul, packs_computed_weights=True),
+        PackingRule(pack_integer_batch_matmul, packs_computed_weights=True),
+    ("nn.batch_matmul", "int16", "int16", "int32"):
+        PackingRule(pack_integer_batch_matmul, packs_computed_weights=True),
     ("nn.dense", "bfloat16", "bfloat16", "float32"):   PackingRule(pack_int8_dense),
     ("nn.conv2d", *FLOAT32_SIGNATURE):
         PackingRule(_pack_conv, packs_computed_weights=True),

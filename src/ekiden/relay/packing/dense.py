@@ -5,7 +5,8 @@ nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side
                                           that sums of two products fit int16 where that is faster
                                           or widened to int16, two elements side by side
 nn.batch_matmul(%x u8, %w s8)         ->  the same with one weight for each of the batch, packed
-                                          when it is computed
+                                          when it is computed; int16 where that is faster
+nn.batch_matmul(%x s16, %w s16)       ->  the same in words of two
 nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
 """
 
@@ -22,6 +23,7 @@ from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.kernels.cost_model import are_int16_sums_faster, are_int16_weights_faster
 from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
+from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
@@ -29,7 +31,11 @@ from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs
 from ekiden.relay.packing.common import num_rows, panel_width, static_shape, tensor_dtype
 from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.target import Target
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS, pack_weight
+from ekiden.topi.nn.weight_packing import (
+    DOT_WORD_BY_DTYPE,
+    DOT_WORD_CHANNELS,
+    pack_weight,
+)
 
 DENSE_PACK_FAMILY = "dense_pack"
 
@@ -84,60 +90,70 @@ def widen_weight(product: MatmulSizes, weight: Constant) -> tuple[MatmulSizes, C
     """Return an int8 product's sizes and weight with the weight widened to int16, interleaved in
     pairs along k.
     """
+    widened = Constant(weight.data.astype(WIDENED_DTYPE), span=weight.span)
+    return widen_product(product), widened
+
+
+def widen_product(product: MatmulSizes) -> MatmulSizes:
+    """Return the sizes of an int8 product, in steps of four, as those of int16, in steps of two."""
     assert product.depth is not None
-    steps = 2 * product.depth
-    widened = Constant(weight.data.astype(np.int16), span=weight.span)
-    return replace(product, depth=steps, dtype=str(widened.data.dtype)), widened
+    return replace(product, depth=2 * product.depth, dtype=WIDENED_DTYPE)
 
 
-def pack_int8_batch_matmul(call: Call, target: Target) -> RelayExpr:
-    """Pack the right operand of an int8 batch_matmul at run time.
+def pack_integer_batch_matmul(call: Call, target: Target) -> RelayExpr:
+    """Pack the right operand of a batch_matmul of bytes or int16 at run time.
 
     It is the call itself if their sizes are not known.
     """
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, BatchMatmulAttrs)
-    shape, kind = static_shape(weight), data.checked_type
-    assert isinstance(kind, TensorType)
-    batch = kind.shape[0]
+    shape, data_type = static_shape(weight), data.checked_type
+    assert isinstance(data_type, TensorType)
+    batch = data_type.shape[0]
     if shape is None or 0 in shape or not is_const(batch, shape[0]):
         return call
+    count, *sides = shape
+    units, depth = sides if attrs.transpose_b else reversed(sides)
+    words = -(-depth // DOT_WORD_CHANNELS)
+    product = MatmulSizes(num_rows(call, 1), units, words, "uint8")
+    is_widened = tensor_dtype(weight) == WIDENED_DTYPE
+    if not is_widened and are_int16_weights_faster(product, target):
+        is_widened, weight = True, infer_local_type(op.cast(weight, WIDENED_DTYPE))
+    if is_widened:
+        product = widen_product(product)
+    word = DOT_WORD_BY_DTYPE[tensor_dtype(weight)]
+    tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     if attrs.transpose_a:
         data = infer_local_type(op.transpose(data, (0, 2, 1)))
     if not attrs.transpose_b:
-        count, depth, units = shape
-        product = MatmulSizes(num_rows(call, 1), units, -(-depth // DOT_WORD_CHANNELS), "uint8")
-        tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
-        if units % tile == 0 and depth % DOT_WORD_CHANNELS == 0:
-            packed = _interleave_rows(weight, (count, depth, units), tile)
+        if units % tile == 0 and depth % word == 0:
+            packed = _interleave_rows(weight, (count, depth, units), tile, word)
             product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
             return product_call.with_fields(span=call.span)
         weight = infer_local_type(op.transpose(weight, (0, 2, 1)))
-        shape = (shape[0], shape[2], shape[1])
-    missing, none = -shape[2] % DOT_WORD_CHANNELS, (0, 0)
+    missing, none = -depth % word, (0, 0)
     if missing:
-        zeros = [Constant(np.zeros((), d)) for d in (np.uint8, np.int8)]
+        zeros = [Constant(np.zeros((), tensor_dtype(side))) for side in (data, weight)]
         data = op.nn.pad(data, (none, none, (0, missing)), zeros[0])
         weight = op.nn.pad(weight, (none, none, (0, missing)), zeros[1])
-    count, units, depth = shape[0], shape[1], shape[2] + missing
-    product = MatmulSizes(num_rows(call, 1), units, depth // DOT_WORD_CHANNELS, "uint8")
-    tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
+    depth += missing
     # The batch is packed as the groups of one pointwise convolution.
     plain = op.reshape(weight, (count * units, depth, 1, 1))
-    packed = op.nn.contrib_pack_weight(plain, "group_conv2d_u8s8", tile, count)
-    packed = op.reshape(
-        packed, (count, -(-units // tile), depth // DOT_WORD_CHANNELS, tile, DOT_WORD_CHANNELS)
-    )
+    kind_by_dtype = {"int8": "group_conv2d_u8s8", WIDENED_DTYPE: "group_conv2d_u8s16"}
+    packed = op.nn.contrib_pack_weight(plain, kind_by_dtype[tensor_dtype(weight)], tile, count)
+    packed = op.reshape(packed, (count, -(-units // tile), depth // word, tile, word))
     product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
     return product_call.with_fields(span=call.span)
 
 
-def _interleave_rows(weight: RelayExpr, shape: tuple[int, int, int], tile: int) -> RelayExpr:
-    """Pack [batch][k][columns] to [batch][column // tile][k // 4][column % tile][k % 4] in one
-    pass over whole words and panels.
+def _interleave_rows(
+    weight: RelayExpr, shape: tuple[int, int, int], tile: int, word: int
+) -> RelayExpr:
+    """Pack [batch][k][columns] to [batch][column // tile][k // word][column % tile][k % word] in
+    one pass over whole words and panels.
     """
     count, depth, units = shape
-    words = (count, depth // DOT_WORD_CHANNELS, DOT_WORD_CHANNELS, units // tile, tile)
+    words = (count, depth // word, word, units // tile, tile)
     return op.transpose(op.reshape(weight, words), (0, 3, 1, 4, 2))
 
 

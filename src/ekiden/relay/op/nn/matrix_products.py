@@ -283,6 +283,7 @@ class DensePackAttrs(Attrs):
 PACKED_DOT_DTYPES = (
     ("uint8", "int8", "int32"),
     ("uint8", "int16", "int32"),
+    ("int16", "int16", "int32"),
     ("bfloat16", "bfloat16", "float32"),
 )
 """Supported (data, weight, result) dtypes of products with weights packed in words."""

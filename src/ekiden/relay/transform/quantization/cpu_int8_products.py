@@ -2,6 +2,8 @@
 
     nn.batch_matmul(cast(%x, i32) - p, cast(%y, i32) - q)
 ->  nn.batch_matmul(%x u8, %y s8) - q rows - p columns        the same with words of bytes
+->  nn.batch_matmul(cast(%x, i16) - p, cast(%y, i16) - q)     words of int16, where bytes are
+                                                              widened to them to be multiplied
 ->  cast(nn.batch_matmul(cast(%x, f32) - p, ..), i32)         sizes that only the run knows
 
 Weights that are known are bytes from the start (qnn/products.py); what is left in int32 is computed
@@ -18,6 +20,7 @@ import numpy as np
 from ekiden.ir.dtype import int_range
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.kernels.cost_model import widens_bytes
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
@@ -27,17 +30,19 @@ from ekiden.relay.transform.graph.call_rewrites import infer_new_types
 from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.quantization.match_quantized import (
     QuantizedTensor,
+    fits_int16,
     is_reshape_only,
     match_quantized_tensor,
     tensor_type_of,
 )
+from ekiden.target import Target
 
 MIN_PACKED_ROWS = 8
 """Minimum data rows for which packing the right operand pays."""
 
 
-def select_cpu_product(call: Call) -> RelayExpr | None:
-    """Return an int32 product of 8-bit operands in terms of existing kernels, or None."""
+def select_cpu_product(call: Call, target: Target) -> RelayExpr | None:
+    """Return an int32 product of 8-bit operands in terms of the target's kernels, or None."""
     # These are multiplied well as they are.
     if [tensor_type_of(operand).dtype for operand in call.args[:2]] == ["uint8", "int8"]:
         return None
@@ -46,11 +51,11 @@ def select_cpu_product(call: Call) -> RelayExpr | None:
         return None
     match call.attrs:
         case BatchMatmulAttrs() as attrs if _is_packing_profitable(a, b, attrs):
-            return _emit_int8_batch_matmul(call, attrs, a, b)
+            return _emit_batch_matmul(call, attrs, a, b, target)
         case DenseAttrs():
-            return _as_batch_matmul(call, a, b, True) or _emit_float_product(call, a, b)
+            return _as_batch_matmul(call, a, b, True, target) or _emit_float_product(call, a, b)
         case MatmulAttrs() as attrs if not attrs.transpose_a:
-            return _as_batch_matmul(call, a, b, attrs.transpose_b) or _emit_float_product(
+            return _as_batch_matmul(call, a, b, attrs.transpose_b, target) or _emit_float_product(
                 call, a, b
             )
         case MatmulAttrs() | BatchMatmulAttrs() | Conv2DAttrs() | Conv2DTransposeAttrs():
@@ -80,7 +85,7 @@ def _is_packing_profitable(a: QuantizedTensor, b: QuantizedTensor, attrs: BatchM
 
 
 def _as_batch_matmul(
-    call: Call, a: QuantizedTensor, b: QuantizedTensor, transpose_b: bool
+    call: Call, a: QuantizedTensor, b: QuantizedTensor, transpose_b: bool, target: Target
 ) -> RelayExpr | None:
     """Return a matrix product as a batch_matmul of batch 1, or None."""
     # The corrections below take zero points that are single numbers.
@@ -96,7 +101,7 @@ def _as_batch_matmul(
     attrs = BatchMatmulAttrs("int32", False, transpose_b)
     if not _is_packing_profitable(data, weight, attrs):
         return None
-    product = _emit_int8_batch_matmul(call, attrs, data, weight)
+    product = _emit_batch_matmul(call, attrs, data, weight, target)
     return op.reshape(product, tensor_type_of(call).shape, allowzero=True)
 
 
@@ -120,6 +125,31 @@ def _as_int8(levels: QuantizedTensor) -> tuple[RelayExpr, RelayExpr | None]:
     return op.cast(moved, "int8"), by if levels.zero_point is None else op.add(
         levels.zero_point, by
     )
+
+
+def _emit_batch_matmul(
+    call: Call,
+    attrs: BatchMatmulAttrs,
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    target: Target,
+) -> RelayExpr:
+    """Emit a batch_matmul of bytes, or of int16 where the target widens bytes to multiply them:
+    int16 holds them less their zero points, so that the product needs no corrections.
+    """
+    operands = [] if not widens_bytes(target) else [_as_int16(side) for side in (a, b)]
+    if not operands or None in operands:
+        return _emit_int8_batch_matmul(call, attrs, a, b)
+    product = op.nn.batch_matmul(*operands, "int32", attrs.transpose_a, attrs.transpose_b)
+    return product.with_fields(span=call.span)
+
+
+def _as_int16(levels: QuantizedTensor) -> RelayExpr | None:
+    """Return the data as int16 less their zero point; None where that may not fit."""
+    data, point = op.cast(levels.data, "int16"), levels.zero_point
+    if point is None:
+        return data
+    return op.subtract(data, op.cast(point, "int16")) if fits_int16(point) else None
 
 
 def _emit_int8_batch_matmul(

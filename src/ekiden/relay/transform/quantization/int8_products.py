@@ -44,7 +44,7 @@ def select_int8_product(call: Call, target: Target) -> RelayExpr | None:
         return None
     # Processors have other instructions for bytes than devices with threads.
     if not target.kind.has_threads:
-        return cpu_int8_products.select_cpu_product(call)
+        return cpu_int8_products.select_cpu_product(call, target)
     if target.has("tensor_cores") and (product := _signed_product(call)) is not None:
         return product
     return _narrow_product(call) if target.has("dot4_s8s8") else None

@@ -259,7 +259,7 @@ def _make_zero_point_shift(sign: int) -> QuantizedRule:
         dtype = tensor_type_of(call).dtype
         by = _as_int32_parameter(call.args[1 - operand])
         # int16 holds bytes less a byte; sums of more than it holds wrap
-        is_safe = dtype in WIDE_DTYPES or (dtype == "int16" and by is not None and _fits_int16(by))
+        is_safe = dtype in WIDE_DTYPES or (dtype == "int16" and by is not None and fits_int16(by))
         if levels.scale is not None or by is None or not is_safe:
             return None
         by = by if sign < 0 else infer_new_types(op.negative(by))
@@ -272,7 +272,7 @@ def _make_zero_point_shift(sign: int) -> QuantizedRule:
     return shift_zero_point
 
 
-def _fits_int16(point: RelayExpr) -> bool:
+def fits_int16(point: RelayExpr) -> bool:
     """Return whether 8-bit data less a zero point always fits int16."""
     while isinstance(point, Call) and is_reshape_only(point):
         point = point.args[0]
@@ -374,4 +374,10 @@ _RULE_BY_OP: Mapping[str, QuantizedRule] = {
 }
 """Rules of the operators that preserve a quantised tensor."""
 
-__all__ = ["INT8_DTYPES", "QuantizedTensor", "match_quantized_tensor", "tensor_type_of"]
+__all__ = [
+    "INT8_DTYPES",
+    "QuantizedTensor",
+    "fits_int16",
+    "match_quantized_tensor",
+    "tensor_type_of",
+]
