@@ -75,8 +75,8 @@ typedef struct stage {
   code codes[2];
   /* The right factor of a product as its weights lie: elements of a buffer in panels of 'tile'
   ** columns. tile 0: it is made by its code. word 4: panels hold four int8 for each column, word 2:
-  ** two int16, those of neighbours on the last reduced axis, whose step is from one such word to the
-  ** next, and numbers of the left factor are bytes. */
+  ** two int8 or int16, those of neighbours on the last reduced axis, whose step is from one such word
+  ** to the next, and numbers of the left factor fit int16. */
   int64_t tile, buffer, panel_step, word, column_axis;
   const int64_t *steps;        /* a size per reduced axis, the offset, a size per spatial axis */
   int64_t turns, symbol, n_repeated; /* of REPEAT */

@@ -20,14 +20,15 @@ enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
 #else
 enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
 #endif
-/* Of products of bytes: columns and rows of a tile, and the elements of a word of int8 and of one of
-** int16, which take four bytes both. */
+/* Of products of bytes: columns and rows of a tile, and the forms of a word of a panel, by its
+** elements. */
 #if defined(__AVX2__)
 enum { WORD_COLUMNS = 8 };
 #else
 enum { WORD_COLUMNS = 4 };
 #endif
 enum { WORD_ROWS = 4, WORD_BYTES = 4, WORD_PAIR = 2 };
+enum word_form { FOUR_INT8, TWO_INT16, TWO_INT8 };
 enum { STRIP = 256, VECTOR = 16, MOST_ROWS = 8, MOST_VECTORS = 3, BLOCK_ROWS = 24, FEW_TASKS = 16 };
 
 typedef union strip {
@@ -127,7 +128,7 @@ typedef void tile(const void *const *left, const int64_t *left_at, int64_t depth
                   const int64_t *right_at, word *out);
 
 /* Of words of bytes: of WORD_ROWS, two rows and one; a term is a word. */
-extern tile *const word_tiles[2][3]; /* of words of int8, of int16; by rows */
+extern tile *const word_tiles[3][3]; /* by the form of a word, and by rows */
 
 /* The position of a number in a range of axes without those that strips lie along. */
 static inline void place(const loops *p, int64_t number, int32_t first, int32_t end, int64_t *at) {

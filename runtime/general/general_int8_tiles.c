@@ -1,7 +1,7 @@
 /* Register tiles of int8 matrix products, compiled once per processor class.
 **
-** Rows of the left factor are int8 values widened to int16. Weights are stored as 32-bit words, one
-** word per column of a panel: four consecutive int8 values along k, or two int16.
+** Rows of the left factor are int8 values widened to int16. Weights are stored as words, one
+** word per column of a panel: four or two consecutive int8 values along k, or two int16.
 **
 ** Products are exact, since int8 is widened to int16 first: PMADDWD adds two products into an int32
 ** without saturation. A word of four int8 gives two partial sums, which are added at the end.
@@ -20,6 +20,10 @@ typedef __m256i words;
 
 static inline words widened(const int8_t *from) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+
+static inline words loaded(const int16_t *from) {
+  return _mm256_loadu_si256((const __m256i *)(const void *)from);
 }
 
 static inline words repeated(const int16_t *from) {
@@ -50,6 +54,10 @@ typedef __m128i words;
 
 static inline words widened(const int8_t *from) {
   return _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)from));
+}
+
+static inline words loaded(const int16_t *from) {
+  return _mm_loadu_si128((const __m128i *)(const void *)from);
 }
 
 static inline words repeated(const int16_t *from) {
@@ -95,14 +103,13 @@ static inline void store_sums(words low, words high, word *out) {
       store_sums(sum[i][0], sum[i][1], out + i * WORD_COLUMNS);                                 \
   }
 
-#define PAIR_TILE(name, R)                                                                      \
+#define PAIR_TILE(name, R, element, LOAD)                                                       \
   static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
                    const void *right, const int64_t *right_at, word *out) {                     \
     words sum[R];                                                                               \
     memset(sum, 0, sizeof sum);                                                                 \
     for (int64_t k = 0; k < depth; k++) {                                                       \
-      words pairs;                                                                              \
-      memcpy(&pairs, (const int16_t *)right + right_at[k], sizeof pairs);                       \
+      words pairs = LOAD((const element *)right + right_at[k]);                                 \
       _Pragma("GCC unroll 4") for (int i = 0; i < R; i++) {                                     \
         sum[i] = with_sums(sum[i], pairs, repeated_pair((const int16_t *)left[i] + left_at[k])); \
       }                                                                                         \
@@ -128,7 +135,7 @@ static inline void store_sums(words low, words high, word *out) {
     memcpy(out, sum, sizeof sum);                                                               \
   }
 #define TILE(name, R) SCALAR_TILE(name, R, int8_t, WORD_BYTES)
-#define PAIR_TILE(name, R) SCALAR_TILE(name, R, int16_t, WORD_PAIR)
+#define PAIR_TILE(name, R, element, LOAD) SCALAR_TILE(name, R, element, WORD_PAIR)
 
 #endif
 
@@ -136,9 +143,14 @@ TILE(all_words, WORD_ROWS)
 TILE(two_words, 2)
 TILE(one_word, 1)
 
-PAIR_TILE(all_pairs, WORD_ROWS)
-PAIR_TILE(two_pairs, 2)
-PAIR_TILE(one_pair, 1)
+PAIR_TILE(all_pairs, WORD_ROWS, int16_t, loaded)
+PAIR_TILE(two_pairs, 2, int16_t, loaded)
+PAIR_TILE(one_pair, 1, int16_t, loaded)
 
-tile *const word_tiles[2][3] = {{all_words, two_words, one_word},
-                                {all_pairs, two_pairs, one_pair}};
+PAIR_TILE(all_byte_pairs, WORD_ROWS, int8_t, widened)
+PAIR_TILE(two_byte_pairs, 2, int8_t, widened)
+PAIR_TILE(one_byte_pair, 1, int8_t, widened)
+
+tile *const word_tiles[3][3] = {[FOUR_INT8] = {all_words, two_words, one_word},
+                                [TWO_INT16] = {all_pairs, two_pairs, one_pair},
+                                [TWO_INT8] = {all_byte_pairs, two_byte_pairs, one_byte_pair}};

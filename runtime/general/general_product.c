@@ -26,6 +26,7 @@ typedef struct product {
   int64_t blocks, block_rows, splits;
   const char *panels;
   int64_t per_word;                        /* elements of a column that a term multiplies */
+  enum word_form form;                     /* of words of bytes */
   int64_t element;                         /* bytes of one of them; steps are in elements */
   int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
   int64_t *left_at, *right_at, *in_order;  /* of each term: from a row's first element, in a panel, */
@@ -80,7 +81,7 @@ static int64_t rows_at_once(const product *m, int64_t left) {
 
 static tile *tile_of(const product *m, int64_t rows) {
   int of_rows = rows == 1 ? 2 : rows == 2;
-  if (m->is_bytes) return word_tiles[m->per_word == WORD_PAIR][of_rows];
+  if (m->is_bytes) return word_tiles[m->form][of_rows];
   return tiles[m->is_int][m->vectors - 1][of_rows];
 }
 
@@ -271,7 +272,12 @@ static void lay_out(product *m) {
     if (tile % (n * LANES) == 0) m->vectors = n;
   }
   m->width = m->is_bytes ? WORD_COLUMNS : m->vectors * LANES;
-  m->element = WORD_BYTES / m->per_word;
+  m->element = WORD_BYTES;
+  if (m->is_bytes) {
+    bool is_int16 = m->left.r->types[m->s->buffer] == E_I16;
+    m->element = is_int16 ? 2 : 1;
+    m->form = is_int16 ? TWO_INT16 : m->per_word == WORD_PAIR ? TWO_INT8 : FOUR_INT8;
+  }
   m->depth /= m->per_word;
   m->per_panel = m->tile == 0 ? 1 : tile / m->width;
   m->chunks = (m->columns + m->width - 1) / m->width;

@@ -222,8 +222,16 @@ def test_byte_packed_weights_match_interpreter(rows: int, tile: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("tile", [4, 8, 16])
-def test_int16_packed_weights_are_read_in_place(
-    rows: int, tile: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [
+        (("uint8", "int16"), "dense_u8s16"),
+        (("uint8", "int8"), "dense_u8s8_pairs"),
+        (("int16", "int16"), "dense_u8s16"),
+    ],
+)
+def test_weights_packed_in_pairs_are_read_in_place(
+    rows: int, tile: int, dtypes: tuple[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     match, words = general._PackedPanels.match, list[int]()
 
@@ -234,25 +242,31 @@ def test_int16_packed_weights_are_read_in_place(
         return panels
 
     monkeypatch.setattr(general._PackedPanels, "match", staticmethod(record_words))
-    w, x = data(40, 44, dtype="int8"), data(2, rows, 44, dtype="uint8")
-    packed = pack_weight(w.astype("int16"), "dense_u8s16", tile)
-    inputs = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int16")
+    w, x = data(40, 44, dtype="int8"), data(2, rows, 44, dtype="uint8").astype(dtypes[0])
+    packed = pack_weight(w.astype(dtypes[1]), kind, tile)
+    inputs = v("x", *x.shape, dtype=dtypes[0]), v("w", *packed.shape, dtype=dtypes[1])
     body = relay.op.nn.contrib_dense_pack(*inputs, 40, tile, "int32")
     check(body, x, packed)
     assert 2 in words
 
 
-@pytest.mark.parametrize("layout", ["OHWI8o4i", "OHWI8o2i", "OHWI8o", "GOHWI8o", "HWIO"])
-def test_packed_convolutions_match_interpreter(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        *(("OHWI8o4i", "int8"), ("OHWI8o2i", "int8"), ("OHWI8o2i", "int16")),
+        *(("OHWI8o", "float32"), ("GOHWI8o", "float32"), ("HWIO", "float32")),
+    ],
+)
+def test_packed_convolutions_match_interpreter(layout: str, dtype: str) -> None:
     """Of bytes, of one result, in groups: as their weights lie."""
     is_bytes, groups = layout.endswith("i"), 4 if layout in ("GOHWI8o", "HWIO") else 1
     channels = {"OHWI8o4i": 20, "OHWI8o2i": 20, "OHWI8o": 1}.get(layout, 40)
     x = data(1, 9, 7, 16, dtype="uint8" if is_bytes else "float32")
     w = data(channels, 16 // groups, 3, 3, dtype="int8" if is_bytes else "float32")
-    w = w.astype("int16") if layout == "OHWI8o2i" else w
+    w = w.astype(dtype)
     kinds = {
         "OHWI8o4i": "conv2d_u8s8",
-        "OHWI8o2i": "conv2d_u8s16",
+        "OHWI8o2i": {"int8": "conv2d_u8s8_pairs"}.get(dtype, "conv2d_u8s16"),
         "OHWI8o": "conv2d",
         "GOHWI8o": "group_conv2d",
     }

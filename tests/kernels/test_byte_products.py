@@ -40,7 +40,9 @@ WAYS = [
     *((text, "amx_int8") for text in processors() if Target.parse(text).has("amx_int8")),
 ]
 NARROW_WAYS = [
-    (text, dot) for text in processors() for dot in supported_dots(Target.parse(text), True)
+    (text, dot)
+    for text in processors()
+    for dot in supported_dots(Target.parse(text), is_narrow=True)
 ]
 
 
@@ -73,12 +75,15 @@ def test_int8_instruction_follows_from_target() -> None:
         "x86-64": (MADD_FEATURE, DOT4_FEATURE),
     }
     assert {cpu: supported_dots(Target(f"llvm -mcpu={cpu}")) for cpu in expected} == expected
-    assert supported_dots(Target("llvm -mcpu=skylake-avx512"), True) == (
+    assert supported_dots(Target("llvm -mcpu=skylake-avx512"), is_narrow=True) == (
         NARROW_DOT_FEATURE,
         MADD_FEATURE,
         DOT4_FEATURE,
     )
-    assert supported_dots(Target("llvm -mcpu=x86-64"), True) == (MADD_FEATURE, DOT4_FEATURE)
+    assert supported_dots(Target("llvm -mcpu=x86-64"), is_narrow=True) == (
+        MADD_FEATURE,
+        DOT4_FEATURE,
+    )
     assert supported_dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (
         DOT4_FEATURE,
     )
@@ -279,7 +284,7 @@ def test_int8_recurrent_layer_matches_integers(spread: float) -> None:
     for text in processors()[:3]:
         actual, target = [], Target.parse(text)
         is_narrow = spread == 26 and not target.has(DOT4_FEATURE)
-        for dot in supported_dots(target, is_narrow):
+        for dot in supported_dots(target, is_narrow=is_narrow):
             run = ekiden.compile(module, text, decisions={"recurrent": {"dot": dot}})
             actual.append([r.numpy() for r in run(data)])
         for one, other, right in zip(actual[0], actual[-1], expected, strict=True):

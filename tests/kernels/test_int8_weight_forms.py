@@ -1,5 +1,5 @@
-"""Forms of the known weights of byte products: stored as int16, exact on every class of processors
-and chosen by the cost model, and small groups computed as one.
+"""Forms of the known weights of byte products: words of two bytes or of int16, exact on every class
+of processors and chosen by the cost model, and small groups computed as one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
 from ekiden.kernels.cost_model import are_int16_weights_faster
-from ekiden.kernels.family import MatmulSizes
+from ekiden.kernels.family import BYTE_PAIRS, MatmulSizes
 from ekiden.relay.packing.conv import merged_groups
 from ekiden.relay.transform import InferType
 from ekiden.runtime import load_image
@@ -29,6 +29,8 @@ from long_runs import alike, share
 from processor import processors
 
 Array = np.ndarray
+PAIRS = {"int8": "u8s8_pairs", "int16": "u8s16"}
+"""Dtype of words of two -> how weights of them are packed."""
 MADD_TARGETS = [text for text in processors() if Target.parse(text).has("madd_s16")]
 
 
@@ -56,14 +58,17 @@ def operands(data: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Array, Arr
 
 @share(4)
 @pytest.mark.parametrize("text", MADD_TARGETS)
+@pytest.mark.parametrize("dtype", PAIRS)
 @pytest.mark.parametrize("vectors", [1, 2, 3])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 4), (9, 67, 36), (30, 33, 258)])
-def test_int16_dense_matches_integers(text: str, vectors: int, m: int, n: int, k: int) -> None:
+def test_dense_in_pairs_matches_integers(
+    text: str, dtype: str, vectors: int, m: int, n: int, k: int
+) -> None:
     panel = vectors * Target.parse(text).lanes("float32")
     x, w = operands((m, k), (n, k))
-    packed = pack_weight(w, "dense_u8s16", panel)
+    packed = pack_weight(w.astype(dtype), f"dense_{PAIRS[dtype]}", panel)
     data = te.placeholder((m, k), "uint8", "data")
-    weight = te.placeholder(packed.shape, "int16", "weight")
+    weight = te.placeholder(packed.shape, dtype, "weight")
     output = dense_pack(data, weight, n, panel, "int32")
     result = np.full((m, n), 7, "int32")
     compiled([data, weight], output, "dense_pack", text)(x, packed, result)
@@ -72,12 +77,13 @@ def test_int16_dense_matches_integers(text: str, vectors: int, m: int, n: int, k
 
 @alike(2)
 @pytest.mark.parametrize("text", MADD_TARGETS)
-def test_int16_dense_of_any_number_of_rows_matches_integers(text: str) -> None:
+@pytest.mark.parametrize("dtype", PAIRS)
+def test_dense_in_pairs_of_any_number_of_rows_matches_integers(text: str, dtype: str) -> None:
     panel = 2 * Target.parse(text).lanes("float32")
     _, w = operands((1, 20), (40, 20))
-    packed = pack_weight(w, "dense_u8s16", panel)
+    packed = pack_weight(w.astype(dtype), f"dense_{PAIRS[dtype]}", panel)
     data = te.placeholder((SizeVar("m"), 20), "uint8", "data")
-    weight = te.placeholder(packed.shape, "int16", "weight")
+    weight = te.placeholder(packed.shape, dtype, "weight")
     output = dense_pack(data, weight, 40, panel, "int32")
     kernel = compiled([data, weight], output, "dense_pack", text)
     for m in (0, 1, 13, 37):
@@ -89,21 +95,22 @@ def test_int16_dense_of_any_number_of_rows_matches_integers(text: str) -> None:
 
 @share(4)
 @pytest.mark.parametrize("text", MADD_TARGETS)
+@pytest.mark.parametrize("dtype", PAIRS)
 @pytest.mark.parametrize("order", ["panel", "row"])
 @pytest.mark.parametrize(
     ("image", "channels", "window", "stride", "groups"),
     [((2, 9, 17, 12), 20, 3, 2, 1), ((1, 6, 15, 4), 7, 3, 1, 1), ((1, 7, 14, 16), 32, 2, 1, 2)],
 )
-def test_int16_convolution_matches_integers(
-    text: str, order: str, image: tuple[int, ...], channels: int, window: int, stride: int,
-    groups: int,
+def test_convolution_in_pairs_matches_integers(
+    text: str, dtype: str, order: str, image: tuple[int, ...], channels: int, window: int,
+    stride: int, groups: int,
 ) -> None:  # fmt: skip
     panel, per_group = 2 * Target.parse(text).lanes("float32"), image[3] // groups
     x, w = operands(image, (channels, per_group, window, window))
-    prefix, kind = ("G", "group_conv2d_u8s16") if groups > 1 else ("", "conv2d_u8s16")
-    packed = pack_weight(w, kind, panel, groups)
+    prefix, kind = ("G", "group_conv2d") if groups > 1 else ("", "conv2d")
+    packed = pack_weight(w.astype(dtype), f"{kind}_{PAIRS[dtype]}", panel, groups)
     data = te.placeholder(image, "uint8", "data")
-    weight = te.placeholder(packed.shape, "int16", "weight")
+    weight = te.placeholder(packed.shape, dtype, "weight")
     layout = f"{prefix}OHWI{panel}o2i"
     output = conv(
         data, weight, stride, 0, 1, groups, "NHWC", layout, out_dtype="int32", channels=channels
@@ -121,7 +128,7 @@ def test_int16_convolution_matches_integers(
 
 
 def test_int16_weights_pay_for_many_rows_where_no_instruction_multiplies_bytes() -> None:
-    many, one = MatmulSizes(128, 768, 192, "uint8"), MatmulSizes(1, 768, 192, "uint8")
+    many, one = MatmulSizes(128, 768, 384, BYTE_PAIRS), MatmulSizes(1, 768, 384, BYTE_PAIRS)
     for cpu in ("x86-64-v3", "x86-64-v4", "skylake-avx512", "haswell"):
         target = Target(f"llvm -mcpu={cpu}")
         assert are_int16_weights_faster(many, target) and not are_int16_weights_faster(
@@ -129,7 +136,7 @@ def test_int16_weights_pay_for_many_rows_where_no_instruction_multiplies_bytes()
         ), cpu
     for text in ("llvm -mcpu=cascadelake", "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1"):
         assert not are_int16_weights_faster(many, Target(text)), text
-    unknown = MatmulSizes(None, 768, 192, "uint8")
+    unknown = MatmulSizes(None, 768, 384, BYTE_PAIRS)
     assert not are_int16_weights_faster(unknown, Target("llvm -mcpu=x86-64-v3"))
 
 

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden.kernels.decision import Knob, divisors
-from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes, clamp_panel_width
+from ekiden.kernels.family import BYTE_PAIRS, INT16_PAIR_SUMS, MatmulSizes, clamp_panel_width
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_LANES, AMX_WORD_BYTES, MATRIX_DOT_BY_DATA
 from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS, WIDENED_DTYPE
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import WORD_PAIR_ELEMENTS
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
@@ -87,7 +87,7 @@ class KStepCost:
     columns: int = 1
     registers: int = 1
     wide_tile_registers: int = 0
-    """Further registers of tiles of more than two vectors, whose broadcast outlives two products."""
+    """Further registers of tiles of more than two vectors: a broadcast outlives two products."""
     tile_rows_limit: int = 0
     """Tile rows where accumulators are kept for one column at a time; 0 for as many as fit."""
 
@@ -132,13 +132,18 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
         *BYTE_STEPS[1:],
     ),
     "bfloat16": (("dot2_bf16", FMA_STEP), ("", KStepCost(per_accumulator=6, registers=5))),
-    # words of two; two products before they are added, the second in place of the broadcast
+    # words of two, widened where they are loaded or before
+    BYTE_PAIRS: (
+        ("dot2_s16", KStepCost(per_accumulator=1, per_vector=1)),
+        ("", KStepCost(per_accumulator=2, per_vector=1, registers=2, wide_tile_registers=1)),
+    ),
+    # two products before they are added, the second in place of the broadcast
     "int16": (
         ("dot2_s16", FMA_STEP),
         ("", KStepCost(per_accumulator=2, registers=2, wide_tile_registers=1)),
     ),
 }
-"""Step costs by data dtype (or INT16_PAIR_SUMS) and instruction, the best first."""
+"""Step costs by data dtype (or INT16_PAIR_SUMS or BYTE_PAIRS) and instruction, the best first."""
 
 
 def step_cost(dtype: str, target: Target) -> KStepCost:
@@ -324,35 +329,32 @@ def widens_bytes(target: Target) -> bool:
 def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
     """Return whether a product of bytes is faster with its weight stored as int16.
 
-    Bytes are widened by three instructions of each vector of a panel that is loaded, and both
-    halves of it take registers that sums could have; int16 takes neither, for twice the bytes to be
-    read (Zen 4, 128x768x768: 0.98 of the time by AVX2, 0.90 to 0.93 by AVX-512; one row 1.3 and
-    1.5 times).
+    Bytes are widened by an instruction of each vector of a panel that is loaded; int16 are not, for
+    twice the bytes to be read.
 
     Args:
-        product: The sizes of the product of bytes, in steps of four.
+        product: The sizes of the product, in steps of two.
         target: The processor.
 
     Returns:
-        Whether it is; no where a size is unknown.
+        Whether it is; no where a size is unknown or bytes are not widened.
     """
     if not widens_bytes(target):
         return False
     if not (product.rows and product.columns and product.depth):
         return False
-    # A step of int16 is half a word of bytes.
-    widened = replace(product, depth=2 * product.depth, dtype=WIDENED_DTYPE)
+    widened = replace(product, dtype=WIDENED_DTYPE)
     return _product_cycles(widened, 2, target) < _product_cycles(product, 1, target)
 
 
 def _product_cycles(product: MatmulSizes, weight_bytes: int, target: Target) -> float:
-    """Return the cycles of a product of known sizes by the best panel; at least those in which its
-    weight is read once from L3, where other layers of a network leave it.
+    """Return the cycles of a product in pairs, of known sizes, by the best panel; at least those in
+    which its weight is read once from L3, where other layers of a network leave it.
     """
     assert product.rows and product.columns and product.depth
     vectors = range(1, MAX_PANEL_VECTORS + 1)
     per_row_step = min(_cycles_per_row_step(v, product, target) for v in vectors)
-    nbytes = weight_bytes * DOT_WORD_BY_DTYPE[product.dtype] * product.columns * product.depth
+    nbytes = weight_bytes * WORD_PAIR_ELEMENTS * product.columns * product.depth
     bandwidth = USABLE_L3_BANDWIDTH * cache_levels(target)[2].bandwidth
     return max(per_row_step * product.rows * product.depth, nbytes / bandwidth)
 

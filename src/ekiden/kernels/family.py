@@ -28,6 +28,7 @@ from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, WORD_PAIR_ELEMENTS
 
 if TYPE_CHECKING:
     from ekiden.kernels.gpu import vector_access
@@ -36,6 +37,8 @@ else:
 
 INT16_PAIR_SUMS = "narrow"
 """Pseudo-dtype of byte products whose pair sums fit int16."""
+BYTE_PAIRS = "byte pairs"
+"""Pseudo-dtype of products of int16 data and weights in pairs of bytes, widened where loaded."""
 RANGE_EPILOGUE = "range"
 """Epilogue that reduces all that a kernel stores to its maximum or minimum; each element is stored
 once, unless sums are kept in the output."""
@@ -63,7 +66,7 @@ class MatmulSizes:
     columns: int | None
     depth: int | None
     dtype: str = "float32"
-    """Data dtype, or INT16_PAIR_SUMS for byte products whose pair sums fit int16."""
+    """Data dtype, or INT16_PAIR_SUMS or BYTE_PAIRS."""
 
     @staticmethod
     def from_dims(
@@ -73,9 +76,24 @@ class MatmulSizes:
         return MatmulSizes(known_extent(rows), known_extent(columns), known_extent(depth), dtype)
 
 
-def product_dtype(data_dtype: str, weight_dtype: str) -> str:
-    """Return the dtype whose step cost a product has: that of the data as they are multiplied."""
-    return WIDENED_DTYPE if weight_dtype == WIDENED_DTYPE else data_dtype
+def product_dtype(data_dtype: str, weight: te.Tensor) -> str:
+    """Return the dtype whose step cost a product has: that of the data as they are multiplied by a
+    packed weight.
+    """
+    if weight.dtype == "int8" and elements_per_word(weight) == WORD_PAIR_ELEMENTS:
+        return BYTE_PAIRS
+    return WIDENED_DTYPE if weight.dtype == WIDENED_DTYPE else data_dtype
+
+
+def elements_per_word(weight: te.Tensor) -> int:
+    """Return the elements of the words of a packed weight, which its last axis has; 1 where it has
+    no words.
+    """
+    if weight.dtype not in DOT_WORD_BY_DTYPE:
+        return 1
+    elements = known_extent(weight.shape[-1])
+    assert elements is not None, "words have a known size"
+    return elements
 
 
 def known_extent(dim: object) -> int | None:

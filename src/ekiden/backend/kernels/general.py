@@ -40,7 +40,7 @@ from ekiden.te.prim_func import group_by_operation
 from ekiden.te.range_checks import RangeCheck, range_checks_of
 from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, WORD_PAIR_ELEMENTS
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
@@ -58,7 +58,7 @@ class.
 PRODUCT_DTYPES = ("float32", "int32")
 """Element types of matrix products."""
 BYTE_DTYPES = ("int8", "uint8")
-PANEL_WORDS = {dtype: DOT_WORD_BY_DTYPE[dtype] for dtype in ("int8", "int16")}
+PANEL_WORDS = {"int8": (DOT_WORD_CHANNELS, WORD_PAIR_ELEMENTS), "int16": (WORD_PAIR_ELEMENTS,)}
 """Elements per word of the weight panels that bytes are multiplied with, by element type."""
 MIN_DOT_TERMS = 8
 """Minimum reduction length for which a matrix product pays off."""
@@ -427,12 +427,13 @@ class _PackedPanels(NamedTuple):
         """
         word = 1
         if (
-            _is_widened_byte(left_factor)
+            _is_widened_int16(left_factor)
             and isinstance(right_factor, Cast)
             and right_factor.value.dtype in PANEL_WORDS
         ):
-            word, right_factor = PANEL_WORDS[right_factor.value.dtype], right_factor.value
-            if not isinstance(last.extent, IntImm) or last.extent.value % word:
+            right_factor = right_factor.value
+            word = _word_of(right_factor)
+            if not word or not isinstance(last.extent, IntImm) or last.extent.value % word:
                 return None  # words of which a part is beyond the sum
         num_word_axes = 0 if word == 1 else 1
         if not isinstance(right_factor, te.ProducerLoad):
@@ -465,6 +466,15 @@ class _PackedPanels(NamedTuple):
         indices = [rewrite(i, substitute_quotient) for i in indices]
         zeros = [IntImm(0)] * (1 + num_word_axes)
         return _PackedPanels(right_factor, [*indices, *zeros], tile.value, word, panel, step)
+
+
+def _word_of(factor: PrimExpr) -> int:
+    """Return the elements of the words that a factor is loaded from, its last axis; 0 for none."""
+    if not isinstance(factor, te.ProducerLoad):
+        return 0
+    size = factor.producer.whole_shape[-1]
+    words = PANEL_WORDS[factor.dtype]
+    return size.value if isinstance(size, IntImm) and size.value in words else 0
 
 
 class _ProductFactors(NamedTuple):
@@ -515,9 +525,9 @@ def _is_quotient_of(e: PrimExpr, of: Var, by: int) -> bool:
     return isinstance(e, FloorDiv) and e.a is of and is_const(e.b, by)
 
 
-def _is_widened_byte(e: PrimExpr) -> bool:
-    """Return whether a factor is a byte cast to int32."""
-    return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTE_DTYPES
+def _is_widened_int16(e: PrimExpr) -> bool:
+    """Return whether a factor is int16 or a byte, cast to int32."""
+    return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in (*BYTE_DTYPES, "int16")
 
 
 def _primary_results(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:

@@ -36,7 +36,7 @@ from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
 from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import RANGE_EPILOGUE, Family, product_dtype
+from ekiden.kernels.family import RANGE_EPILOGUE, Family, elements_per_word, product_dtype
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
     MATRIX_DOT_FEATURES,
@@ -60,7 +60,6 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import PartialSums, StoreVector, SumLoop
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 PACKED_CONV_TAG = "conv_nhwc_pack"
 SLICE_AXIS, LINE_AXIS, PIXEL_AXIS = range(3)
@@ -91,7 +90,7 @@ class ConvKernel:
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.word_channels = DOT_WORD_BY_DTYPE.get(weight.dtype, 1)
+        self.word_channels = elements_per_word(weight)
         assert self.word_channels == 1 or not self.geometry.is_padded, (
             "words have their border already"
         )
@@ -227,7 +226,12 @@ class ConvKernel:
             else narrowest_lanes(panel.num_columns, self.target)
         )
         shape = RegisterTile(
-            rows, -(-panel.num_columns // lanes), lanes, panel.num_columns, self.anchor.dtype
+            rows,
+            -(-panel.num_columns // lanes),
+            lanes,
+            panel.num_columns,
+            self.anchor.dtype,
+            word=self.word_channels,
         )
 
         def store_partial_sums(
@@ -382,7 +386,7 @@ class ConvKernel:
         rows = self.decision.int_value("rows")
         if panel.num_columns == self.width:
             return rows
-        dtype = product_dtype(self.data.dtype, self.weight.dtype)
+        dtype = product_dtype(self.data.dtype, operands_of(self.anchor)[1])
         vectors = -(-panel.num_columns // self.lanes)
         register_limit = max_register_rows(vectors, self.target, dtype)
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
@@ -634,7 +638,7 @@ class ConvKernel:
         panel_parts = self.group_panels()
         if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
             size = product_of_dims(list(self.data.shape))
-            wide = emit_widen_pairs(self.data, pairs, size, self.lanes, self.weight.dtype)
+            wide = emit_widen_pairs(self.data, pairs, size, self.lanes, self.word_channels)
             self.source = pairs
             return Allocate(
                 pairs,

@@ -2,8 +2,9 @@
 
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
-or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of uint8 and
-int16, and of bfloat16 with float32 results, two steps of k side by side. Word weights may be
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bytes or
+int16 that are multiplied as int16, and of bfloat16 with float32 results, two steps of k side by
+side. Word weights may be
 batched; threads share the batch first. Panels of bytes may have further rows, and a table of the
 data words that multiply those (int8_dot.py): the loop over k is partitioned where the table begins.
 
@@ -50,6 +51,7 @@ from ekiden.kernels.family import (
     RANGE_EPILOGUE,
     Family,
     MatmulSizes,
+    elements_per_word,
     known_extent,
     product_dtype,
 )
@@ -80,7 +82,7 @@ from ekiden.kernels.scheduled_kernel import (
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, WORD_PAIR_ELEMENTS
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
@@ -166,7 +168,7 @@ def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes, weight.dtype),
+        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes, _word_size(weight)),
         name="pairs",
         dtype="int16",
     )
@@ -177,8 +179,8 @@ def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
 
 
 def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
-    """Return a product over data widened to int16: beside weights of bytes in the pair order 0, 2,
-    1, 3.
+    """Return a product over data widened to int16: beside words of four in the pair order 0, 2, 1,
+    3.
     """
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
@@ -190,7 +192,7 @@ def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
         """
         if isinstance(e, te.ProducerLoad) and e.producer is data:
             *row, k = e.indices
-            if weight.dtype == WIDENED_DTYPE:
+            if _word_size(weight) == WORD_PAIR_ELEMENTS:
                 return pairs[(*row, k)]
             return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
         return e
@@ -205,7 +207,7 @@ def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
     word = _word_size(weight)
     if word == 1:
         return []
-    is_halved = decision.get("dot") == MADD_FEATURE and weight.dtype != WIDENED_DTYPE
+    is_halved = decision.get("dot") == MADD_FEATURE and word == DOT_WORD_CHANNELS
     return [2, 2] if is_halved else [word]
 
 
@@ -255,7 +257,7 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 
 def _word_size(weight: te.Tensor) -> int:
     """Return the number of row elements that one step of k consumes."""
-    return DOT_WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
+    return elements_per_word(weight) if len(weight.shape) >= 4 else 1
 
 
 def _num_residual_words(anchor: te.Tensor) -> int:
@@ -290,7 +292,7 @@ def _matmul_sizes(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
     # A list of words (`places`) guarantees that sums of two products fit int16.
-    dtype = INT16_PAIR_SUMS if "places" in attrs else product_dtype(data.dtype, weight.dtype)
+    dtype = INT16_PAIR_SUMS if "places" in attrs else product_dtype(data.dtype, weight)
     return MatmulSizes.from_dims(
         product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
     ), panel
@@ -345,7 +347,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     vectors = -(-panel // target.lanes("float32"))
     matrices = _amx_instruction(anchor, target)
     dot = (
-        supported_dots(target, sizes.dtype == INT16_PAIR_SUMS, operands_of(anchor)[1].dtype)[0]
+        supported_dots(target, operands_of(anchor)[1], sizes.dtype == INT16_PAIR_SUMS)[0]
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )

@@ -17,7 +17,8 @@ widened to int16, as two sums of two products:
     acc[i, v] = madd(broadcast(pair of a[i, 4 k]), pairs of b[4 k, v], acc[i, v])
 
 Data and panels of bfloat16 go two steps of k at a time in the same way, into float32; those of
-int16 into int32.
+int16 into int32. Panels beside data of int16 may also hold words of two bytes, which are widened
+where they are loaded.
 
 Rows are balanced: M rows are cut into tiles whose row counts differ by at most one, so that a
 remainder costs under 2 % (Ekiden measures: 8x48 and 6x64 tiles on Zen 5 keep 97-99 % of the peak
@@ -33,6 +34,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
     Add,
+    Cast,
     IntImm,
     PrimExpr,
     Var,
@@ -48,8 +50,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import GatherLoop, PanelCopy, PartialSums, StoreVector, SumLoop
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
-from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, WORD_PAIR_ELEMENTS
 
 LANES_OF_256_BITS = 8
 """Float32 lanes of 256 bits; some cores split wider vectors in two operations."""
@@ -79,6 +80,8 @@ class RegisterTile:
     """Dot-product instruction, if not the one of DOT_INSTRUCTION_BY_DTYPE."""
     chains: int = 1
     """Accumulators per result that consecutive steps alternate between, to hide the latency."""
+    word: int = 0
+    """Elements of the panel's words, if not those of DOT_WORD_BY_DTYPE."""
 
     @property
     def num_vectors(self) -> int:
@@ -358,7 +361,8 @@ def _emit_k_step(
     chain: int = 0,
 ) -> Stmt:
     """Emit one step of k: the products of a panel row with the data of some rows of the tile."""
-    is_halved = a.dtype == WIDENED_DTYPE and b.dtype != WIDENED_DTYPE
+    is_paired = a.dtype == WIDENED_DTYPE and WORD_PAIR_ELEMENTS in (tile.word, _word_size(b.dtype))
+    is_halved = a.dtype == WIDENED_DTYPE and not is_paired
     # madd adds two int16 products per lane: a word of four bytes takes two of them.
     halves = (0, 1) if is_halved else (0,)
     columns = {
@@ -366,11 +370,11 @@ def _emit_k_step(
     }
     dot = (
         DOT_INSTRUCTION_BY_DTYPE[WIDENED_DTYPE]
-        if is_halved
+        if is_halved or is_paired
         else tile.dot or DOT_INSTRUCTION_BY_DTYPE.get(b.dtype)
     )
     steps: list[Stmt] = []
-    if b.dtype == WIDENED_DTYPE:
+    if is_paired:
         assert dot is not None
         assert len(a_index) == tile.rows, "words of int16 have terms for all rows"
         rows = [_broadcast_data(tile, a, index) for index in a_index.values()]
@@ -414,8 +418,8 @@ def _widen_half(tile: RegisterTile, words: PrimExpr, half: int) -> PrimExpr:
 
 def _broadcast_data(tile: RegisterTile, a: Buffer, index: PrimExpr) -> PrimExpr:
     """Broadcast a row's data word to every lane."""
-    word = CHANNELS_PER_PAIR if a.dtype == WIDENED_DTYPE else DOT_WORD_BY_DTYPE.get(a.dtype)
-    if word is None:
+    word = _word_size(a.dtype)
+    if word == 1:
         return broadcast(a[index], tile.lanes)
     word_vector = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
     return broadcast(call_intrin("reinterpret", word_vector, dtype=tile.dtype), tile.lanes)
@@ -423,12 +427,21 @@ def _broadcast_data(tile: RegisterTile, a: Buffer, index: PrimExpr) -> PrimExpr:
 
 def _load_panel_vector(tile: RegisterTile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
     """Load a vector of a panel row."""
-    word = CHANNELS_PER_PAIR if b.dtype == WIDENED_DTYPE else DOT_WORD_BY_DTYPE.get(b.dtype)
-    if word is None:
+    word = tile.word or _word_size(b.dtype)
+    if word == 1:
         return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector_dtype)
     count = tile.lanes * word
-    row = b[ramp(index + v * count, 1, count)].with_fields(dtype=dt.with_lanes(b.dtype, count))
+    row: PrimExpr = b[ramp(index + v * count, 1, count)].with_fields(
+        dtype=dt.with_lanes(b.dtype, count)
+    )
+    if word != _word_size(b.dtype):
+        row = Cast(row, dt.with_lanes(WIDENED_DTYPE, count))
     return call_intrin("reinterpret", row, dtype=tile.vector_dtype)
+
+
+def _word_size(panel_dtype: str) -> int:
+    """Return the elements of the words that panels of a dtype have by default; 1 for no words."""
+    return DOT_WORD_BY_DTYPE.get(panel_dtype, 1)
 
 
 def _emit_accumulate(dot: str | None, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:

@@ -32,7 +32,11 @@ from ekiden.tir.tensor_intrin.micro import (
     Options,
     SumLoop,
 )
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, INT16_PAIR_SUMS_FACT
+from ekiden.topi.nn.weight_packing import (
+    DOT_WORD_BY_DTYPE,
+    INT16_PAIR_SUMS_FACT,
+    WORD_PAIR_ELEMENTS,
+)
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
@@ -63,7 +67,9 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
     if word == 1 and lanes > LANES_OF_256_BITS and 2 * nest.columns <= lanes:
         lanes //= 2
-    shape = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype, dot)
+    shape = RegisterTile(
+        nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype, dot, word=word
+    )
     wide = shape.vectors * lanes
     # The tile loads whole vectors: on narrower rows the last one would read past the buffer.
     if wide > max(nest.columns, nest.b_width):
@@ -115,6 +121,9 @@ def _loops_outside_words(
         ScheduleError: If the factors do not have the layout that words need.
     """
     word = DOT_WORD_BY_DTYPE.get(nest.b.dtype, 1)
+    is_paired = nest.a.dtype == WIDENED_DTYPE and nest.b_columns == WORD_PAIR_ELEMENTS
+    if is_paired and word > 1:
+        word = WORD_PAIR_ELEMENTS  # bytes are widened where they are loaded
     # One vector load takes the words of neighbouring columns, so these must be adjacent.
     if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
@@ -123,7 +132,7 @@ def _loops_outside_words(
         )
     if word == 1:
         return loops, 1
-    is_halved = nest.a.dtype == WIDENED_DTYPE != nest.b.dtype
+    is_halved = nest.a.dtype == WIDENED_DTYPE and word != WORD_PAIR_ELEMENTS
     expected = _WORD_PAIR_LOOPS if is_halved else ((word, 1, 1),)
     inner = loops[-len(expected) :]
     actual = tuple(

@@ -24,8 +24,8 @@ Panels have as many of those rows as the one with most, and it is done where tha
 it saves: bytes of a normal distribution over a whole weight need it for some words in a hundred,
 those of a range of 7 bits for none.
 
-A weight that is known may also be stored as int16, in words of two, for the second: no shifts in
-the loop and registers for larger tiles, for twice the bytes (`are_int16_weights_faster`).
+For the second, panels hold words of two instead: of int8, which are widened where a row of a panel
+is loaded, or of int16, for twice the bytes (`are_int16_weights_faster`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
 from ekiden.kernels.decision import Decision, Knob, SearchSpace
+from ekiden.kernels.family import elements_per_word
 from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOT_BY_PANEL
 from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
-from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS
-from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
+from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, WORD_PAIR_ELEMENTS
 
 DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (
     "dot4_u8s8",
@@ -70,19 +70,19 @@ MIN_WIDENED_BYTES_PER_THREAD = 1 << 14
 
 
 def supported_dots(
-    target: Target, is_narrow: bool = False, weight_dtype: str = "int8"
+    target: Target, weight: te.Tensor | None = None, is_narrow: bool = False
 ) -> tuple[str, ...]:
     """Return the dot-product instructions of a target for byte data, the best first.
 
     Args:
         target: The processor.
+        weight: The packed weight, if its words may be others than of four int8.
         is_narrow: Whether sums of two products fit int16.
-        weight_dtype: The dtype of the weight's words, int8 or int16.
 
     Returns:
         Names of intrinsics. The exact dot product is always among them, if not as an instruction.
     """
-    if weight_dtype == WIDENED_DTYPE:
+    if weight is not None and elements_per_word(weight) == WORD_PAIR_ELEMENTS:
         return (MADD_FEATURE,)
     instructions = [MADD_FEATURE] if target.has(MADD_FEATURE) else []
     if is_narrow and target.has(NARROW_DOT_FEATURE):
@@ -143,9 +143,7 @@ def dot_instruction_knobs(
             None.
     """
     is_integer = weight.dtype in ("int8", WIDENED_DTYPE)
-    instructions = (
-        supported_dots(target, is_narrow, weight.dtype) if is_integer else (BF16_PAIR_FEATURE,)
-    )
+    instructions = supported_dots(target, weight, is_narrow) if is_integer else (BF16_PAIR_FEATURE,)
     if matrices is not None:
         instructions = (matrices, *instructions)
     elif not is_integer:
@@ -192,31 +190,26 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
 def create_widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
     """Create the buffer of data widened to int16 pairs, or None if the decision does not widen.
 
-    It has the same elements, but beside weights of bytes the first and the third of each word come
-    first.
+    It has the same elements, but beside words of four the first and the third of each come first.
     """
     if decision.get("dot") != MADD_FEATURE:
         return None
     return Buffer("pairs", data.shape, WIDENED_DTYPE)
 
 
-def emit_widen_pairs(
-    data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int, weight_dtype: str
-) -> Stmt:
+def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int, word: int) -> Stmt:
     """Emit the parallel widening of `size` bytes to int16 pairs. Rows are whole words and follow
     one another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
     bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one).
 
     Args:
         data: The bytes.
-        pairs: The int16 elements: in the order of the bytes beside weights of int16, in that of
-            words of four (`widen_words`) beside weights of int8.
+        pairs: The int16 elements: in the order of the bytes beside words of two, in the pair order
+            (`widen_words`) beside words of four.
         size: The number of elements.
-        lanes: Words of four bytes of a vector.
-        weight_dtype: The dtype of the weight's words.
+        lanes: Words of a vector.
+        word: Elements of the weight's words.
     """
-    in_order = weight_dtype == WIDENED_DTYPE
-    word = CHANNELS_PER_PAIR if in_order else DOT_WORD_CHANNELS
     words = simplify(size // word)
 
     def widen_in_order(at: PrimExpr, width: int) -> Stmt:
@@ -254,7 +247,7 @@ def emit_widen_pairs(
         )
         return BufferStore(pairs, widened, (ramp(first, 1, DOT_WORD_CHANNELS * width),))
 
-    widen = widen_in_order if in_order else widen_words
+    widen = widen_words if word == DOT_WORD_CHANNELS else widen_in_order
     vector, tail = Var("vector"), Var("tail")
     whole = simplify(words // lanes)
     # A copy is memory-bound: a thread needs enough bytes to pay for its start.

@@ -18,7 +18,12 @@ from typing import NamedTuple
 from ekiden import te
 from ekiden.kernels.conv_geometry import conv_geometry_of
 from ekiden.kernels.cost_model import cache_levels, step_cycles
-from ekiden.kernels.family import INT16_PAIR_SUMS, known_extent, product_dtype
+from ekiden.kernels.family import (
+    INT16_PAIR_SUMS,
+    elements_per_word,
+    known_extent,
+    product_dtype,
+)
 from ekiden.kernels.kernel_selection import KernelSelection
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -39,7 +44,6 @@ from ekiden.kernels.spaces.winograd import (
 )
 from ekiden.target import Target
 from ekiden.te.inline import post_order_tensors
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors
 
 ASSUMED_EXTENT = 1 << 10
@@ -79,12 +83,12 @@ def product_cost(
     steps = math.prod(known_extent(d) or 1 for d in weight.shape[-6 if is_conv else -4 :][1:-2])
     pixels = known_extent(product_of_dims(list(anchor.shape[:-1]))) or ASSUMED_EXTENT
     columns = known_extent(anchor.shape[-1]) or 1
-    products = pixels * columns * steps * DOT_WORD_BY_DTYPE[weight.dtype]
+    products = pixels * columns * steps * elements_per_word(weight)
     floats = direct_cycles(products, target)
     # Floats may use Winograd's method instead, which is the faster competitor.
     if is_conv:
         floats = min(floats, _float_winograd_cycles(anchor, data, target))
-    return KernelCost(_dot_cycles(products, chosen, weight.dtype, target), floats)
+    return KernelCost(_dot_cycles(products, chosen, weight, target), floats)
 
 
 def float_product_cost(operations: int, target: Target) -> KernelCost:
@@ -123,19 +127,19 @@ def _untiled_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None
     return None
 
 
-def _dot_cycles(products: int, chosen: KernelSelection, weight_dtype: str, target: Target) -> float:
+def _dot_cycles(products: int, chosen: KernelSelection, weight: te.Tensor, target: Target) -> float:
     """Estimate the cycles of the int8 products with the instructions that the decision selects."""
     decision = chosen.decision
     if decision["dot"] in MATRIX_DOT_FEATURES:  # a row of a register takes a cycle
         return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
     lanes = target.lanes("float32")
     rows, vectors = decision.int_value("rows"), -(-decision.int_value("panel") // lanes)
-    dtype = product_dtype("uint8", weight_dtype)
+    dtype = product_dtype("uint8", weight)
     if decision["dot"] == NARROW_DOT_FEATURE:
         dtype = INT16_PAIR_SUMS
     return (
         products
-        / (DOT_WORD_BY_DTYPE[weight_dtype] * rows * vectors * lanes)
+        / (elements_per_word(weight) * rows * vectors * lanes)
         * step_cycles(rows, vectors, target, dtype)
     )
 

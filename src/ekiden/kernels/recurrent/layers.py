@@ -243,7 +243,11 @@ class RecurrentLayerKernel(VectorMemory):
             stmt = seq(
                 stmt,
                 emit_widen_pairs(
-                    self.quantized, self.widened_states, self.batch * width, self.lanes, "int8"
+                    self.quantized,
+                    self.widened_states,
+                    self.batch * width,
+                    self.lanes,
+                    self.word_elements,
                 ),
             )
         return Allocate(low, Allocate(high, stmt))

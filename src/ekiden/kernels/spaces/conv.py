@@ -35,7 +35,7 @@ from ekiden.kernels.decision import (
     descending_range,
     divisors,
 )
-from ekiden.kernels.family import MatmulSizes, known_extent, product_dtype
+from ekiden.kernels.family import MatmulSizes, elements_per_word, known_extent, product_dtype
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
 from ekiden.kernels.prim_builder import product_of_dims
@@ -46,7 +46,6 @@ from ekiden.kernels.quantized.int8_dot import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE
 
 MAX_SHORT_LINE_PIXELS = 12
 """Maximum pixels of lines whose tiles are flattened over the image (7x7x512 3x3: 83 percent of the
@@ -84,7 +83,7 @@ class ConvSizes:
         """Return the sizes of a convolution with a packed weight."""
         geometry, attrs = conv_geometry_of(anchor), anchor.op.attrs
         data, weight = operands_of(anchor)
-        word = DOT_WORD_BY_DTYPE.get(weight.dtype, 1)
+        word = elements_per_word(weight)
         channels_in = known_extent(weight.shape[-2 if word == 1 else -3])
         assert channels_in is not None, "weights are known"
         taps = math.prod(geometry.kernel) * geometry.depth.kernel
@@ -98,7 +97,7 @@ class ConvSizes:
             pixels,
             channels // geometry.groups,
             channels_in * taps,
-            product_dtype(data.dtype, weight.dtype),
+            product_dtype(data.dtype, weight),
         )
         return ConvSizes(
             geometry,
@@ -220,7 +219,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
         if _contiguous_words(sizes, weight) >= MIN_MATRIX_WORDS
         else None
     )
-    instructions = (matrices, supported_dots(target, weight_dtype=weight.dtype)[0])
+    instructions = (matrices, supported_dots(target, weight)[0])
     # Matrix registers are chosen above only where a row of the reduction fills them.
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOT_FEATURES:
         chosen.setdefault("rows", AMX_TILE_HEIGHTS[0])

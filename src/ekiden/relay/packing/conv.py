@@ -2,7 +2,7 @@
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side; or
-                                          OHWI64o2i, widened to int16
+                                          OHWI64o2i, of bytes or widened to int16
 nn.conv2d(%x u8, W s8, 1x1)           ->  the dense layer over all pixels that it is
 nn.conv2d(%x u8, W s8, groups=G)      ->  GOHWI{tile}o4i, several small groups as one
 nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import are_int16_weights_faster
+from ekiden.kernels.cost_model import widens_bytes
 from ekiden.kernels.families import merged_overrides
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.micro_kernels.register_tiles import DOT_INSTRUCTION_BY_DTYPE
@@ -48,14 +47,18 @@ from ekiden.relay.packing.common import (
     static_shape,
     tensor_dtype,
 )
-from ekiden.relay.packing.dense import pack_int8_dense, widen_weight
+from ekiden.relay.packing.dense import pack_int8_dense, pair_words
 from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.relay.transform.layout.convert_layout import emit_transpose
 from ekiden.target import Target
 from ekiden.topi.layout import transpose_axes
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
-from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS
+from ekiden.topi.nn.weight_packing import (
+    DOT_WORD_BY_DTYPE,
+    DOT_WORD_CHANNELS,
+    WORD_PAIR_ELEMENTS,
+)
 from ekiden.topi.nn.winograd import (
     INTERPOLATION_POINTS,
     WINOGRAD_TAPS,
@@ -125,11 +128,10 @@ def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
         weight = Constant(padded, span=weight.span)
     steps = -(-depth // word) * math.prod(kernel)
     product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
-    # Of images of unknown size enough pixels are assumed that larger weights pay.
-    assumed_product = product if product.rows else replace(product, rows=ASSUMED_PIXELS)
-    if kind == "conv2d_u8s8" and are_int16_weights_faster(assumed_product, target):
-        kind, word = "conv2d_u8s16", DOT_WORD_BY_DTYPE["int16"]
-        product, weight = widen_weight(product, weight)
+    if kind == "conv2d_u8s8" and widens_bytes(target):
+        word = WORD_PAIR_ELEMENTS
+        # Of images of unknown size enough pixels are assumed that larger weights pay.
+        kind, product, weight = pair_words(kind, product, weight, target, ASSUMED_PIXELS)
     tile = panel_width(PACKED_CONV_FAMILY, product, target, call)
     kind, group = (kind, "") if groups == 1 else (f"group_{kind}", "G")
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=groups)

@@ -2,10 +2,12 @@
 
 nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
 nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side, made so
-                                          that sums of two products fit int16 where that is faster
-                                          or widened to int16, two elements side by side
+                                          that sums of two products fit int16 where that is faster;
+                                          where bytes are multiplied as int16, two side by side, or
+                                          widened to int16
 nn.batch_matmul(%x u8, %w s8)         ->  the same with one weight for each of the batch, packed
-                                          when it is computed; int16 where that is faster
+                                          when it is computed; int16 where bytes are multiplied as
+                                          that
 nn.batch_matmul(%x s16, %w s16)       ->  the same in words of two
 nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
 """
@@ -21,8 +23,12 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import are_int16_sums_faster, are_int16_weights_faster
-from ekiden.kernels.family import INT16_PAIR_SUMS, MatmulSizes
+from ekiden.kernels.cost_model import (
+    are_int16_sums_faster,
+    are_int16_weights_faster,
+    widens_bytes,
+)
+from ekiden.kernels.family import BYTE_PAIRS, INT16_PAIR_SUMS, MatmulSizes
 from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
@@ -79,25 +85,41 @@ def pack_int8_dense(call: Call, target: Target) -> RelayExpr:
             data, Constant(words, span=weight.span), units, tile, out, Constant(word_indices)
         )
         return packed.with_fields(span=call.span)
-    if kind == "dense_u8s8" and are_int16_weights_faster(product, target):
-        kind, product, weight = "dense_u8s16", *widen_weight(product, weight)
+    if kind == "dense_u8s8" and widens_bytes(target):
+        kind, product, weight = pair_words(kind, product, weight, target)
     tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
 
 
-def widen_weight(product: MatmulSizes, weight: Constant) -> tuple[MatmulSizes, Constant]:
-    """Return an int8 product's sizes and weight with the weight widened to int16, interleaved in
-    pairs along k.
+def pair_words(
+    kind: str,
+    product: MatmulSizes,
+    weight: Constant,
+    target: Target,
+    assumed_rows: int | None = None,
+) -> tuple[str, MatmulSizes, Constant]:
+    """Return the packing kind, sizes and weight of a product of words of two bytes, or of int16
+    where that is faster.
+
+    Args:
+        kind: The kind of words of four.
+        product: The sizes of the product, in words of four.
+        weight: The weight of int8.
+        target: The processor, which multiplies bytes as int16.
+        assumed_rows: The number of rows where it is not known.
     """
+    paired = paired_sizes(product, BYTE_PAIRS)
+    if not are_int16_weights_faster(replace(paired, rows=product.rows or assumed_rows), target):
+        return f"{kind}_pairs", paired, weight
     widened = Constant(weight.data.astype(WIDENED_DTYPE), span=weight.span)
-    return widen_product(product), widened
+    return kind.replace("s8", "s16"), replace(paired, dtype=WIDENED_DTYPE), widened
 
 
-def widen_product(product: MatmulSizes) -> MatmulSizes:
-    """Return the sizes of an int8 product, in steps of four, as those of int16, in steps of two."""
+def paired_sizes(product: MatmulSizes, dtype: str) -> MatmulSizes:
+    """Return the sizes of a product in words of four as those in words of two."""
     assert product.depth is not None
-    return replace(product, depth=2 * product.depth, dtype=WIDENED_DTYPE)
+    return replace(product, depth=2 * product.depth, dtype=dtype)
 
 
 def pack_integer_batch_matmul(call: Call, target: Target) -> RelayExpr:
@@ -116,11 +138,11 @@ def pack_integer_batch_matmul(call: Call, target: Target) -> RelayExpr:
     units, depth = sides if attrs.transpose_b else reversed(sides)
     words = -(-depth // DOT_WORD_CHANNELS)
     product = MatmulSizes(num_rows(call, 1), units, words, "uint8")
-    is_widened = tensor_dtype(weight) == WIDENED_DTYPE
-    if not is_widened and are_int16_weights_faster(product, target):
-        is_widened, weight = True, infer_local_type(op.cast(weight, WIDENED_DTYPE))
-    if is_widened:
-        product = widen_product(product)
+    # Packing moves each element anyway, and widens it for little.
+    if widens_bytes(target) and tensor_dtype(weight) != WIDENED_DTYPE:
+        weight = infer_local_type(op.cast(weight, WIDENED_DTYPE))
+    if tensor_dtype(weight) == WIDENED_DTYPE:
+        product = paired_sizes(product, WIDENED_DTYPE)
     word = DOT_WORD_BY_DTYPE[tensor_dtype(weight)]
     tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     if attrs.transpose_a:

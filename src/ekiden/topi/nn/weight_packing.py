@@ -5,15 +5,17 @@ OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups 
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
 OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
 GOHWI{r}o4i       the same per group: [G][ceil(O/G/r)][KH][KW][I/G/4][r][4]
-OHWI{r}o2i        packed, of bfloat16 or of bytes widened to int16: [ceil(O/r)][KH][KW][I/2][r][2]
-GOHWI{r}o2i       the same of int16 per group: [G][ceil(O/G/r)][KH][KW][I/G/2][r][2]
+OHWI{r}o2i        packed, of bfloat16, of bytes or of bytes widened to int16:
+                  [ceil(O/r)][KH][KW][I/2][r][2]
+GOHWI{r}o2i       the same of integers per group: [G][ceil(O/G/r)][KH][KW][I/G/2][r][2]
 HWOI              depthwise: [KH][KW][C][1]
 IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as
                   above
 ODHWI{r}o, ...    the same over three axes
 dense {r}         [ceil(N/r)][K][r]
 dense_u8s8 {r}    [ceil(N/r)][K/4][r][4]: four neighbours of a row side by side
-dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them; dense_u8s16 the same of int16
+dense_bf16 {r}    [ceil(N/r)][K/2][r][2]: two of them; dense_u8s16 the same of int16, and
+                  dense_u8s8_pairs of bytes that are widened where they are loaded
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim, unify_dim
 from ekiden.topi.layout import packed_tile_size, packed_word_size, permute_values
 
 PACKED_WEIGHT_KINDS = (
-    *("dense", "dense_u8s8", "dense_u8s16", "dense_bf16"),
-    *("conv2d", "conv2d_u8s8", "conv2d_u8s16", "conv2d_bf16"),
-    *("group_conv2d", "group_conv2d_u8s8", "group_conv2d_u8s16"),
+    *("dense", "dense_u8s8", "dense_u8s8_pairs", "dense_u8s16", "dense_bf16"),
+    *("conv2d", "conv2d_u8s8", "conv2d_u8s8_pairs", "conv2d_u8s16", "conv2d_bf16"),
+    *("group_conv2d", "group_conv2d_u8s8", "group_conv2d_u8s8_pairs", "group_conv2d_u8s16"),
 )
 """Layer kinds that `pack_weight` supports."""
 DOT_WORD_CHANNELS = 4
@@ -40,17 +42,23 @@ DOT_WORD_CHANNELS = 4
 INT16_PAIR_SUMS_FACT = "int16_pair_sums"
 """Annotation of blocks whose weight's packer made sure that sums of two adjacent products fit
 int16."""
+WORD_PAIR_ELEMENTS = 2
+"""Elements of a word of int16, or of bytes that are multiplied as int16."""
 DOT_WORD_BY_DTYPE = {
     "uint8": DOT_WORD_CHANNELS,
     "int8": DOT_WORD_CHANNELS,
-    "int16": 2,
-    "bfloat16": 2,
+    "int16": WORD_PAIR_ELEMENTS,
+    "bfloat16": WORD_PAIR_ELEMENTS,
 }
-"""Elements of a dot-product word by dtype."""
+"""Elements of a dot-product word by dtype; panels of int8 may be of words of two instead."""
 DOT_WORD_BY_KIND = {
     **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), DOT_WORD_CHANNELS),
     **dict.fromkeys(
-        ("dense_u8s16", "conv2d_u8s16", "group_conv2d_u8s16"), DOT_WORD_BY_DTYPE["int16"]
+        (
+            *("dense_u8s16", "conv2d_u8s16", "group_conv2d_u8s16"),
+            *("dense_u8s8_pairs", "conv2d_u8s8_pairs", "group_conv2d_u8s8_pairs"),
+        ),
+        WORD_PAIR_ELEMENTS,
     ),
     **dict.fromkeys(("dense_bf16", "conv2d_bf16"), DOT_WORD_BY_DTYPE["bfloat16"]),
 }

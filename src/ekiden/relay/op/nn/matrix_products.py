@@ -23,7 +23,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, register_op
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
@@ -44,6 +44,7 @@ from ekiden.topi.dimensions import as_dim, simplify_dim
 from ekiden.topi.nn.weight_packing import (
     DOT_WORD_BY_DTYPE,
     PACKED_WEIGHT_KINDS,
+    WORD_PAIR_ELEMENTS,
     pack_weight_shape,
     pack_weight_view,
     unpack_dense_weight,
@@ -305,6 +306,8 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in PACKED_DOT_DTYPES)
             raise_type_error(name, f"a weight of words takes {takes}, got {dtypes}")
         word = DOT_WORD_BY_DTYPE[weight.dtype]
+        if weight.dtype == "int8" and not word_indices:
+            word = WORD_PAIR_ELEMENTS if is_const(weight.shape[3], WORD_PAIR_ELEMENTS) else word
         unify_dims(name, as_dim(word), weight.shape[3], "the elements of a word")
         # Rows with listed places come on top of those for the words of data.
         depth = simplify_dim((weight.shape[1] - _num_index_rows(name, weight, word_indices)) * word)

@@ -137,10 +137,10 @@ def _emit_batch_matmul(
     """Emit a batch_matmul of bytes, or of int16 where the target widens bytes to multiply them:
     int16 holds them less their zero points, so that the product needs no corrections.
     """
-    operands = [] if not widens_bytes(target) else [_as_int16(side) for side in (a, b)]
-    if not operands or None in operands:
+    left, right = (_as_int16(a), _as_int16(b)) if widens_bytes(target) else (None, None)
+    if left is None or right is None:
         return _emit_int8_batch_matmul(call, attrs, a, b)
-    product = op.nn.batch_matmul(*operands, "int32", attrs.transpose_a, attrs.transpose_b)
+    product = op.nn.batch_matmul(left, right, "int32", attrs.transpose_a, attrs.transpose_b)
     return product.with_fields(span=call.span)
 
 
