@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,15 @@ class Grammar:
         return bool(self.accepts[state])
 
 
+class _GrammarRow(NamedTuple):
+    """Logit mask of a state [tokens], and whether it allows no token: both are asked for at each
+    step, and the second takes a walk through the vocabulary.
+    """
+
+    mask: NDArray[np.int32]
+    is_over: bool
+
+
 class LazyGrammar:
     """Token-level automaton whose states are computed when sequences reach them; engines may share
     it.
@@ -139,7 +149,7 @@ class LazyGrammar:
             raise InputError(f"grammar: no tokens make a text that {pattern[:256]!r} matches")
         # The class of each byte of the trie, level by level.
         self._kinds = [self._automaton.kinds[level.letters] for level in trie.levels]
-        self._rows: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
+        self._rows: OrderedDict[int, _GrammarRow] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -163,17 +173,20 @@ class LazyGrammar:
         """Return the logit mask of a state [tokens]: 0 for allowed tokens and -1 for others. Raises
         InputError for a pattern that takes too many states.
         """
+        return self._cached_row(state).mask
+
+    def _cached_row(self, state: int) -> _GrammarRow:
         with self._lock:
             row = self._rows.get(state)
             if row is not None:
                 self._rows.move_to_end(state)
                 return row
             try:
-                row = self._compute_row(state)
+                mask = self._compute_row(state)
             except RegexError as error:
                 raise InputError(f"grammar: {error}") from error
-            self._rows[state] = row
-            while len(self._rows) > 1 and len(self._rows) * row.nbytes > MAX_ROW_BYTES:
+            row = self._rows[state] = _GrammarRow(mask, not (mask >= 0).any())
+            while len(self._rows) > 1 and len(self._rows) * mask.nbytes > MAX_ROW_BYTES:
                 self._rows.popitem(last=False)
             return row
 
@@ -199,11 +212,9 @@ class LazyGrammar:
         """Return the state after a token; negative for a forbidden token."""
         if token in self._ends:
             return state if self.is_match(state) else NO_TRANSITION
-        at = np.array([state], np.int32)
         with self._lock:
-            for byte in self._trie.tokens[token] or b"":
-                at = self._automaton.follow(at, self._automaton.kinds[byte : byte + 1])
-        return NO_TRANSITION if at[0] == DEAD else int(at[0])
+            target = self._automaton.follow_bytes(state, self._trie.tokens[token] or b"")
+        return NO_TRANSITION if target == DEAD else target
 
     def is_match(self, state: int) -> bool:
         """Return whether the text generated so far matches."""
@@ -211,7 +222,7 @@ class LazyGrammar:
 
     def is_over(self, state: int) -> bool:
         """Return whether no token may follow."""
-        return not (self.row(state) >= 0).any()
+        return self._cached_row(state).is_over
 
 
 def compile_grammar(

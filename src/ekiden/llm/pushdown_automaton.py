@@ -229,6 +229,22 @@ class PushdownAutomaton:
             next_states = self.table[states, kinds]
         return next_states
 
+    def follow_bytes(self, state: int, data: bytes) -> int:
+        """Return the state after some bytes, `DEAD` where they lead nowhere. Raises RegexError for
+        a pattern that takes too many states.
+        """
+        kinds = self.kinds
+        for byte in data:
+            if state == DEAD:
+                break
+            kind = kinds[byte]
+            target = self.table.item(state, kind)
+            if target == UNKNOWN:
+                target = self._step(state, int(kind))
+                self.table[state, kind] = target
+            state = target
+        return state
+
     def _step(self, state: int, kind: int) -> int:
         targets = [
             (target, stack)
