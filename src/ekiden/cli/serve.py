@@ -16,12 +16,14 @@ _STRING_FIELDS: dict[str, str] = {
     "tls-certificate": "the server's certificate, PEM",
     "tls-key": "the certificate's key, PEM",
     "tls-client-ca": "require client certificates signed by this one",
+    "prompt-cache": "a folder that keeps what prompts of text models begin with, for later runs",
 }
 _NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
     "grpc-port": (int, "gRPC's port (one above HTTP's)"),
     "memory": (int, "maximum bytes of memory for models (default: the memory free at the start)"),
     "model-bytes": (int, "with --load demand: maximum bytes of loaded models' files (no limit)"),
+    "prompt-cache-bytes": (int, "maximum bytes of the folder of --prompt-cache (4 GiB)"),
     "poll-seconds": (float, "seconds between checks for new versions (default: only on request)"),
 }
 

@@ -11,6 +11,7 @@ from ekiden.cli.options import thread_count
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.json_schema import json_schema_pattern
 from ekiden.llm.model import Model, load
+from ekiden.llm.prompt_cache import DEFAULT_PROMPT_CACHE_BYTES
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import rewrite_os_errors
 
@@ -38,6 +39,13 @@ def add_text_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
     parser.add_argument("--cache", help="format of the cache: " + ", ".join(CACHE_FORMATS))
+    parser.add_argument(
+        "--prompt-cache", help="a folder that keeps what prompts begin with, for later runs"
+    )
+    parser.add_argument(
+        "--prompt-cache-bytes", type=int, default=DEFAULT_PROMPT_CACHE_BYTES,
+        help="maximum bytes of that folder (4 GiB)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=thread_count, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
     parser.add_argument("--proposals", type=int, help="how many of them at once (4)")
@@ -57,7 +65,8 @@ def load_text_model(options: argparse.Namespace, sequences: int = 1) -> Model:
     return load(
         options.model, context=options.context, sequences=sequences, cache=options.cache,
         tokenizer=options.tokenizer, num_threads=options.threads, draft=options.draft,
-        proposals=options.proposals,
+        proposals=options.proposals, prompt_cache=options.prompt_cache,
+        prompt_cache_bytes=options.prompt_cache_bytes,
     )  # fmt: skip
 
 

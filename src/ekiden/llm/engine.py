@@ -16,15 +16,17 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden import runtime
 from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_biases import TokenScore, score_token
 from ekiden.llm.multi_lora import NO_ADAPTER
 from ekiden.llm.page_allocator import Key, PageAllocator
+from ekiden.llm.prompt_cache import page_bytes, read_page, write_page
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.tokenizer import Detokenizer
 from ekiden.runtime.errors import InputError, RunError
@@ -93,6 +95,8 @@ class Stream:
     """Of each token, where log-probabilities are asked for."""
     adapter: int = NO_ADAPTER
     """The number of its adapter."""
+    stored_pages: dict[Key, bytes] = field(default_factory=dict)
+    """Pages of its prompt that the prompt cache on disk has, until they are in the cache."""
     is_long: bool = False
     """Whether the cache holds it by the rope of texts beyond the model's `switch_tokens`."""
 
@@ -183,6 +187,9 @@ class Engine:
         pages_per_text = model.most_pages
         self.pages = PageAllocator(sequences * pages_per_text, model.layout.page)
         self._state = model.new_state(sequences * pages_per_text)
+        self._page_bytes = page_bytes(self._cache_arrays(), model.layout.row)
+        self.prompt_tokens: dict[str, int] = dict.fromkeys(("computed", "memory", "disk"), 0)
+        """Tokens of prompts by where their keys and values came from."""
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
         self._closed: deque[Stream] = deque()
@@ -211,7 +218,16 @@ class Engine:
             return stream
         stream.is_long = stream.has_switched
         stream.keys = self.pages.prefix_keys(stream.prompt, stream.variant)
+        self._read_stored_pages(stream)
         return stream
+
+    def _read_stored_pages(self, stream: Stream) -> None:
+        """Read the pages of a prompt from disk that the cache does not have, on the caller's
+        thread: steps never wait for a disk.
+        """
+        if self.model.prompt_cache is not None:
+            missing = self.pages.missing_keys(stream.keys, len(stream.prompt))
+            stream.stored_pages = self.model.prompt_cache.read(missing, self._page_bytes)
 
     def _set_stop_conditions(self, stream: Stream) -> None:
         """Set the stop tokens and stop strings of a sequence. Raises InputError for stop texts
@@ -288,6 +304,8 @@ class Engine:
         for stream in self._running:
             if stream.has_switched:
                 self._read_again(stream)
+            if stream.stored_pages:
+                self._restore_pages(stream)
         try:
             if any(stream.is_reading or stream.sampling.is_stepwise for stream in self._running):
                 self._prefill()
@@ -296,6 +314,33 @@ class Engine:
         except BaseException:
             self._fail_running()
             raise
+
+    def _cache_arrays(self) -> list[NDArray[Any]]:
+        """Return views of the caches. They must not be kept: a cache that others refer to is copied
+        by the program that changes it.
+        """
+        arrays = []
+        for state in self._state:
+            assert isinstance(state.value, runtime.Tensor)
+            arrays.append(state.value.numpy())
+        return arrays
+
+    def _restore_pages(self, stream: Stream) -> None:
+        """Copy pages of a prompt that were on disk into the cache: as many tokens as a step reads,
+        so that running texts wait no longer than for a prompt.
+        """
+        size, caches = self.pages.size, self._cache_arrays()
+        first = stream.read // size
+        for number in range(first, first + max(1, self.chunk // size)):
+            key = stream.keys[number] if number < len(stream.keys) else b""
+            data = stream.stored_pages.pop(key, None)
+            if data is None:  # all are there, or others have filled what was missing
+                stream.stored_pages = {}
+                return
+            write_page(caches, stream.pages[number], self.model.layout.row, data)
+            self.pages.mark_filled(stream.pages[number], stream.keys[number])
+            stream.read += size
+            self.prompt_tokens["disk"] += size
 
     def _read_again(self, stream: Stream) -> None:
         """Let a text be read from its beginning by the rope of longer texts."""
@@ -340,6 +385,7 @@ class Engine:
                 break
             first.pages, first.shared = allocation
             first.read = first.shared
+            self.prompt_tokens["memory"] += first.shared
             self._running.append(self._waiting.popleft())
             filling.update(self._unfilled_keys(first))
         self._waiting.extendleft(reversed(held))
@@ -374,10 +420,12 @@ class Engine:
             first = self._first_unprocessed(stream)
             rest = stream.length - first
             count = min(budget, rest) if stream.is_reading else rest
-            if count:
+            if count and not stream.stored_pages:
                 segments.append((stream, first, count))
                 # Some prompt goes on in any case.
                 budget = max(budget - count, 0 if stream.is_reading else 1)
+        if not segments:  # all texts wait for pages that were on disk
+            return
         streams = [owner for owner, _, _ in segments]
         # Not of whole texts, whose copies would grow with their lengths in each step.
         ids = np.concatenate([owner.part(first, n) for owner, first, n in segments])
@@ -429,9 +477,18 @@ class Engine:
         """Record tokens that are now in the KV cache; full pages of the prompt become shareable."""
         size = self.pages.size
         before, stream.read = stream.read // size, stream.read + count
+        computed = min(stream.read, len(stream.prompt)) - (stream.read - count)
+        self.prompt_tokens["computed"] += max(computed, 0)
         # Only pages wholly inside the prompt are shared: generated tokens have no prefix key.
-        for n in range(before, min(stream.read, len(stream.prompt)) // size):
+        filled = range(before, min(stream.read, len(stream.prompt)) // size)
+        for n in filled:
             self.pages.mark_filled(stream.pages[n], stream.keys[n])
+        prompt_cache = self.model.prompt_cache
+        if filled and prompt_cache is not None:
+            caches, row = self._cache_arrays(), self.model.layout.row
+            for n in filled:
+                if not prompt_cache.has(stream.keys[n]):
+                    prompt_cache.write(stream.keys[n], read_page(caches, stream.pages[n], row))
 
     def _append_tokens(self, stream: Stream, tokens: Sequence[int]) -> None:
         """Append tokens to a sequence, finishing it at a stop token, stop string or length

@@ -37,6 +37,11 @@ from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_gr
 from ekiden.llm.logit_biases import logit_biases
 from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
 from ekiden.llm.multi_lora import NO_ADAPTER, AdapterSet
+from ekiden.llm.prompt_cache import (
+    DEFAULT_PROMPT_CACHE_BYTES,
+    PromptCache,
+    prompt_model_digest,
+)
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.token_trie import TokenTrie
 from ekiden.llm.tokenizer import Detokenizer, Tokenizer
@@ -78,6 +83,8 @@ def load(
     adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     draft: str | os.PathLike[str] | Checkpoint | None = None,
     proposals: int | None = None,
+    prompt_cache: str | os.PathLike[str] | None = None,
+    prompt_cache_bytes: int = DEFAULT_PROMPT_CACHE_BYTES,
     num_threads: int | None = None,
     **options: Any,  # noqa: ANN401  # of another function
 ) -> Model:
@@ -92,6 +99,10 @@ def load(
     is added to the weights. `adapters` are folders by their names, of which each text chooses one
     (`Sampling.adapter`) or none; texts with different ones are made together. `options` are those
     of `ekiden.compile`.
+
+    `prompt_cache` is a folder in which pages of prompts are kept for later processes, at most
+    `prompt_cache_bytes` of them (`prompt_cache.py`): a prompt that begins like an earlier one is
+    read from there as far as both agree.
 
     `draft` is a smaller model of the same tokens: it proposes so many `proposals` (4), which go
     through the larger one at once. Texts are the same as without, and are made faster where the
@@ -136,6 +147,13 @@ def load(
         opened_checkpoint.generation if isinstance(opened_checkpoint, HasGenerationConfig) else {}
     )
     defaults = read_sampling_defaults(generation)
+    stored_prompts = None
+    if prompt_cache is not None:
+        digest = prompt_model_digest(
+            [checkpoint, adapter, draft, *(adapters or {}).values()],
+            [context, layout, sorted(adapters or {})],
+        )
+        stored_prompts = PromptCache(prompt_cache, digest, prompt_cache_bytes)
     exe = ekiden.compile(
         build_generation_program(opened_checkpoint, decoder, layout, small, chosen),
         num_threads=num_threads,
@@ -149,7 +167,7 @@ def load(
     _trim_heap()
     return Model(
         exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults,
-        None if chosen is None else chosen.names,
+        None if chosen is None else chosen.names, stored_prompts,
     )  # fmt: skip
 
 
@@ -231,7 +249,9 @@ class Model:
         draft: DraftModel | None = None,
         sampling_defaults: Mapping[str, float] | None = None,
         adapters: Sequence[str] | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
+        self.prompt_cache = prompt_cache
         self.exe, self.config, self.layout, self.context = exe, config, layout, context
         self.sequences, self.tokenizer = sequences, tokenizer
         self.sampling_defaults = sampling_defaults or {}

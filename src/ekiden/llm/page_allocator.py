@@ -91,7 +91,15 @@ class PageAllocator:
             keys: The prefix keys of the prompt.
             length: The length of the prompt.
         """
-        return next((k for k in self._shareable(keys, length) if k not in self._by_key), None)
+        return next(iter(self.missing_keys(keys, length)), None)
+
+    def missing_keys(self, keys: Sequence[Key], length: int) -> Sequence[Key]:
+        """Return the keys of shareable pages from the first one on that is not filled yet."""
+        shareable = self._shareable(keys, length)
+        for number, key in enumerate(shareable):
+            if key not in self._by_key:
+                return shareable[number:]
+        return ()
 
     def _longest_cached_prefix(self, keys: Sequence[Key]) -> list[int]:
         """Return the cached pages of the longest cached prefix."""

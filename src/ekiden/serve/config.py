@@ -90,6 +90,10 @@ class ServerConfig:
     model_bytes: int = 0
     """With loading on demand, the maximum bytes of the files of all loaded models: the least
     recently used idle ones are evicted for others. 0 for no limit."""
+    prompt_cache: str = ""
+    """The folder of the prompt cache of text models whose configuration has none."""
+    prompt_cache_bytes: int = 0
+    """The most bytes of its files; 0: 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,12 @@ class TextConfig:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> folder of a LoRA of the checkpoint, which requests choose by that name; a path that
     is not absolute begins at the folder of the model."""
+    prompt_cache: str = ""
+    """A folder that keeps pages of prompts for later processes, of which several models may have
+    the same; empty for that of the server, if it has one. A path that is not absolute begins at
+    the folder of the model."""
+    prompt_cache_bytes: int = 0
+    """The most bytes of its files; 0: 4 GiB."""
 
     @property
     def is_given(self) -> bool:

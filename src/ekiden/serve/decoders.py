@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ekiden.llm.conversation import Conversation, open_conversation
 from ekiden.llm.engine_loop import EngineLoop, TokenUpdate
 from ekiden.llm.grammar import Grammar, LazyGrammar
 from ekiden.llm.logit_biases import TokenScore
+from ekiden.llm.prompt_cache import DEFAULT_PROMPT_CACHE_BYTES
 from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.config import TextConfig
@@ -106,6 +107,11 @@ class DecoderTextModel:
                 "n_slots": model.sequences,
             },
         }  # fmt: skip
+
+    @property
+    def prompt_tokens_by_source(self) -> Mapping[str, int]:
+        """Return how many tokens of prompts were computed, and were in memory or on disk."""
+        return self._model.engine.prompt_tokens
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -220,5 +226,7 @@ def open_decoder(folder: Path, config: TextConfig) -> DecoderTextModel:
         llm.load(
             folder / config.checkpoint, context=config.context or None, sequences=config.sequences,
             adapters=adapters or None,
+            prompt_cache=folder / config.prompt_cache if config.prompt_cache else None,
+            prompt_cache_bytes=config.prompt_cache_bytes or DEFAULT_PROMPT_CACHE_BYTES,
         )
     )  # fmt: skip

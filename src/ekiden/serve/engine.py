@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,7 @@ class ServingEngine:
         self.repository = ModelRepository(
             folder, self._log_event, self.metrics.count_run,
             loads_on_demand=config.load == "demand", model_bytes=config.model_bytes,
+            prompt_cache=_shared_prompt_cache(config),
         )  # fmt: skip
         self.metrics.register_residents(self.repository.residents)
         self.is_stopping = False
@@ -107,10 +109,16 @@ class ServingEngine:
         self.metrics.register_model(
             name, lambda: self._num_waiting(name), lambda: self._num_sequences(name)
         )
+        self.metrics.register_prompts(name, lambda: self._prompt_tokens(name))
 
     def _num_waiting(self, name: str) -> int:
         model = self.repository.models.get(name)
         return 0 if model is None else sum(v.batcher.waiting for v in model.versions.values())
+
+    def _prompt_tokens(self, name: str) -> Mapping[str, int]:
+        """Return the prompt tokens of a decoder by their source; none of other models."""
+        model = self.repository.models.get(name)
+        return getattr(None if model is None else model.text, "prompt_tokens_by_source", {})
 
     def _num_sequences(self, name: str) -> int:
         model = self.repository.models.get(name)
@@ -458,3 +466,11 @@ def _request_deadline(version: ModelVersion, request: InferRequest, arrived: flo
 
 def _tensor_metadata(port: TensorPort) -> dict[str, object]:
     return {"name": port.name, "datatype": port.datatype.name, "shape": port.shape}
+
+
+def _shared_prompt_cache(config: ServerConfig) -> dict[str, object]:
+    """Return the fields of `TextConfig` by which text models share the server's prompt cache."""
+    if not config.prompt_cache:
+        return {}
+    folder = os.path.abspath(config.prompt_cache)
+    return {"prompt_cache": folder, "prompt_cache_bytes": config.prompt_cache_bytes}

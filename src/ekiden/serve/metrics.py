@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -70,6 +70,7 @@ class ServerMetrics:
         self._run_seconds: dict[str, float] = {}
         self._tokens: Counter[str] = Counter()
         self._waiting: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {}
+        self._prompt_tokens: dict[str, Callable[[], Mapping[str, int]]] = {}
         self._residents: ResidentModels | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -79,6 +80,10 @@ class ServerMetrics:
     ) -> None:
         """Register gauges of a model's queued requests and active sequences."""
         self._waiting[model] = waiting, sequences
+
+    def register_prompts(self, model: str, tokens: Callable[[], Mapping[str, int]]) -> None:
+        """Register the counts of a model's prompt tokens by their source."""
+        self._prompt_tokens[model] = tokens
 
     def has_model(self, model: str) -> bool:
         """Return whether a model is registered."""
@@ -126,6 +131,14 @@ class ServerMetrics:
         for model, count in self._tokens.items():
             tokens.add_metric([model], count)
         yield tokens
+        prompts = CounterMetricFamily(
+            "ekiden_prompt_tokens", "Tokens of prompts by where their keys and values came from",
+            labels=["model", "source"],
+        )  # fmt: skip
+        for model, count_by_source in self._prompt_tokens.items():
+            for source, count in count_by_source().items():
+                prompts.add_metric([model, source], count)
+        yield prompts
         yield from self._collect_gauges()
 
     def _collect_residency(self) -> Iterator[Metric]:

@@ -12,13 +12,14 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ekiden.runtime import trim_pools
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
@@ -315,6 +316,7 @@ class ModelRepository:
         threads: int = 0,
         loads_on_demand: bool = False,
         model_bytes: int = 0,
+        prompt_cache: Mapping[str, Any] | None = None,
     ) -> None:
         """Create the repository.
 
@@ -325,10 +327,12 @@ class ModelRepository:
             threads: Number of concurrent runs; 0 for one per core.
             loads_on_demand: Load a model at its first request, unless it is pinned.
             model_bytes: Maximum bytes of resident models' files; 0 for no limit.
+            prompt_cache: Fields of `TextConfig` for text models that name no prompt cache.
         """
         self.folder = folder
         self.models: dict[str, ServedModel] = {}
         self.loads_on_demand = loads_on_demand
+        self._prompt_cache = prompt_cache or {}
         self.residents = ResidentModels(model_bytes, self._evict)
         self.runners = RunnerThreads(threads or max(2, len(os.sched_getaffinity(0))))
         self._on_event = on_event or (lambda event, **fields: None)
@@ -521,8 +525,11 @@ class ModelRepository:
             model.states[number] = (VersionState.LOADING, "")
         started = time.perf_counter()
         known_independence = model.row_independence.get(stamp)
+        loaded_config = config
+        if not config.text.prompt_cache:
+            loaded_config = replace(config, text=replace(config.text, **self._prompt_cache))
         # Compiling takes seconds to minutes, in which the loop must answer other requests.
-        program = await asyncio.to_thread(load_program, path, config, known_independence)
+        program = await asyncio.to_thread(load_program, path, loaded_config, known_independence)
         if config.batching.enabled and program.make_session is None:
             model.row_independence[stamp] = bool(program.signature.batch_symbol)
         self._on_event(
