@@ -51,7 +51,11 @@ def test_command_line_overrides_decisions(
 
 @pytest.mark.parametrize("name", ["dense_pack", KERNEL])
 def test_decisions_do_not_change_results(name: str) -> None:
-    for fixed in ({"rows": 1, "own": 32}, "order=row unroll=4", {"split": "panels", "spread": 1}):
+    for fixed in (
+        {"rows": 1, "l1_prefetch": 32},
+        "order=row unroll=4",
+        {"split": "panels", "l2_prefetch": 1},
+    ):
         executable = ekiden.compile(model(), decisions={name: fixed})
         for n in (1, 9):
             argument = arguments(n)

@@ -123,7 +123,7 @@ def test_languages() -> None:
 
 REFUSED: Mapping[str, tuple[dict[str, int | str], str]] = {
     "alone": ({"shared": 0, "buffers": 2}, "near and buffers are about memory of the block, of sh"),
-    "wide": ({"near": 8}, "access at most 4 neighbours of float32 as one"),
+    "wide": ({"access_width": 8}, "access at most 4 neighbours of float32 as one"),
     "large": (
         {"rows": 12, "columns": 12, "lanes": 32, "lines": 16, "depth": 16, "buffers": 2},
         r"a block takes \d+ bytes of memory, of which target .* has 49152",

@@ -307,7 +307,7 @@ def test_int8_batch_matmul_matches_integers(
     data = te.placeholder(x.shape, "uint8", "data")
     weight = te.placeholder(packed.shape, "int8", "weight")
     output = dense_pack(data, weight, n, panel, "int32")
-    decision = {"dot": dot, "order": order, "own": 4, "spread": 1}
+    decision = {"dot": dot, "order": order, "l1_prefetch": 4, "l2_prefetch": 1}
     if dot == "amx_int8":
         decision = {"dot": dot, "order": order}
     func = schedule([data, weight], [output], target, "kernel", {"dense_pack": decision})

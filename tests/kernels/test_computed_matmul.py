@@ -97,7 +97,7 @@ def test_few_row_matmul_does_not_pack_the_matrix() -> None:
     for tb, how in ((True, "dots"), (False, "streamed")):
         for rows in (7, 8):
             tensor = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
-            assert (select_kernel([tensor], HOST).decision["how"] == how) == (rows == 7)
+            assert (select_kernel([tensor], HOST).decision["rhs_access"] == how) == (rows == 7)
 
 
 @either_way
@@ -130,7 +130,7 @@ def test_single_column_matmul_does_not_pack_the_left_matrix() -> None:
     for shape, turned, how in (((9, 64), False, "dots"), ((64, 9), True, "streamed")):
         left, right = te.placeholder((2, *shape)), te.placeholder((2, 64, 1))
         result = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
-        assert select_kernel([result], HOST).decision["how"] == how
+        assert select_kernel([result], HOST).decision["rhs_access"] == how
 
 
 def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
@@ -143,7 +143,7 @@ def test_single_column_matmul_with_every_decision_and_epilogue() -> None:
     )
     x, y, z = random(3, 45, 30), random(3, 30, 1), random(45, 1)
     for how in ("dots", "panels", "whole"):
-        with PassContext(config={"kernels.decisions": {"batch_matmul": {"how": how}}}):
+        with PassContext(config={"kernels.decisions": {"batch_matmul": {"rhs_access": how}}}):
             kernel = compiled([a, b, bias], output, HOST)
         out = np.zeros((3, 45, 1), "float32")
         kernel(x, y, z, out)

@@ -182,14 +182,14 @@ def test_cost_model_choice_is_near_measured_best(name: str, shape: Shape) -> Non
 COPIED: dict[tuple[str, Shape], dict[str, float]] = {
     # one core of a Zen 4, matrices that are not known beforehand, by the cache that they are
     # brought to while they are copied
-    ("znver4", (128, 3072, 768)): {"first": 84.2, "second": 93.7},
-    ("znver4", (128, 768, 3072)): {"first": 84.7, "second": 95.7},
-    ("znver4", (128, 768, 768)): {"first": 88.9, "second": 95.7},
-    ("znver4", (64, 4096, 512)): {"first": 78.5, "second": 91.5},
-    ("znver4", (512, 512, 512)): {"first": 89.5, "second": 84.1},
-    ("x86-64-v3", (128, 3072, 768)): {"first": 79.6, "second": 88.6},
-    ("x86-64-v3", (300, 2048, 2048)): {"first": 82.5, "second": 88.4},
-    ("x86-64-v3", (512, 512, 512)): {"first": 94.1, "second": 89.4},
+    ("znver4", (128, 3072, 768)): {"l1": 84.2, "l2": 93.7},
+    ("znver4", (128, 768, 3072)): {"l1": 84.7, "l2": 95.7},
+    ("znver4", (128, 768, 768)): {"l1": 88.9, "l2": 95.7},
+    ("znver4", (64, 4096, 512)): {"l1": 78.5, "l2": 91.5},
+    ("znver4", (512, 512, 512)): {"l1": 89.5, "l2": 84.1},
+    ("x86-64-v3", (128, 3072, 768)): {"l1": 79.6, "l2": 88.6},
+    ("x86-64-v3", (300, 2048, 2048)): {"l1": 82.5, "l2": 88.4},
+    ("x86-64-v3", (512, 512, 512)): {"l1": 94.1, "l2": 89.4},
 }
 
 
@@ -200,22 +200,26 @@ def test_copy_cost_uses_the_containing_cache(cpu: str, shape: Shape) -> None:
     target = Target(f"llvm -mcpu={cpu} -mtune=znver4 -cores=1")
     shares = COPIED[cpu, shape]
     best = max(shares, key=lambda cache: shares[cache])
-    assert select_kernel([result], target).decision["ahead"] == best
+    assert select_kernel([result], target).decision["pack_prefetch"] == best
 
 
 def test_panels_are_prefetched_if_l3_is_slow() -> None:
     """Without: 81.8 of 94 percent of the peak (Skylake-SP, 128x768x768)."""
     result = chosen(Target("llvm -mcpu=skylake-avx512 -cores=1"), (128, 768, 768))
-    assert result["own"] in (4, 8, 16) and result["spread"] in (3, 6) and result["unroll"] == 2
+    assert (
+        result["l1_prefetch"] in (4, 8, 16)
+        and result["l2_prefetch"] in (3, 6)
+        and result["unroll"] == 2
+    )
 
 
 @pytest.mark.parametrize("cpu", ["znver4", "skylake-avx512"])
 def test_panel_read_once_is_not_prefetched(cpu: str) -> None:
-    """Zen 4, one core, 768x768 of float32 in us by `own` of 0, 8, 16 and 32: one row 30, 39, 37 and
-    37; two rows 32, 42, 39 and 40; 3264x128, one row: 22, 28, 27 and 27."""
+    """Zen 4, one core, 768x768 of float32 in us, `l1_prefetch` of 0, 8, 16, 32: one row 30, 39, 37
+    and 37; two rows 32, 42, 39 and 40; 3264x128, one row: 22, 28, 27 and 27."""
     target = Target(f"llvm -mcpu={cpu}")
-    assert chosen(target, (1, 768, 768))["own"] == 0
-    assert chosen(target, (37, 768, 768))["own"] != 0
+    assert chosen(target, (1, 768, 768))["l1_prefetch"] == 0
+    assert chosen(target, (37, 768, 768))["l1_prefetch"] != 0
 
 
 def test_rows_in_one_cache_set_are_few() -> None:

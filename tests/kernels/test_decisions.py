@@ -14,7 +14,7 @@ from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import FAMILIES, schedule, select_kernel
 from ekiden.kernels.attention.attention_config import AttentionConfig
 from ekiden.kernels.cost_model import choose_panel_width
-from ekiden.kernels.decision import Decision, Overrides
+from ekiden.kernels.decision import Decision, Overrides, with_current_names
 from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.quantized import int4_dense
 from ekiden.runtime import load_image
@@ -80,6 +80,25 @@ def test_malformed_decision_text_is_refused(text: str) -> None:
     with pytest.raises(CompileError) as caught:
         Decision.parse(text)
     assert str(caught.value) == f"decisions: expected 'name=value ...' once each, got {text!r}"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("family", "old", "current"),
+    [
+        ("dense_pack", "own=8 spread=4 rows=2", "l1_prefetch=8 l2_prefetch=4 rows=2"),
+        ("batch_matmul", "how=panels ahead=second", "rhs_access=panels pack_prefetch=l2"),
+    ],
+)
+def test_knob_names_of_old_records_are_understood(family: str, old: str, current: str) -> None:
+    if family == "dense_pack":
+        _, anchor = dense(64, 96, 64, 32)
+    else:
+        anchor = batch_matmul(te.placeholder((1, 64, 64)), te.placeholder((1, 64, 96)))
+    space = FAMILIES[family].search_space(anchor, TARGET)
+    assert dict(with_current_names(space, Decision.parse(old))) == dict(Decision.parse(current))
+    chosen = FAMILIES[family].choose_decision(anchor, TARGET, Decision.parse(old))
+    assert Decision.parse(current).items() <= chosen.items()
 
 
 @pytest.mark.quick
@@ -304,7 +323,9 @@ def test_prefetching_loops_unroll_in_pairs(cpu: str) -> None:
         weight = te.placeholder((channels // panel, 1, 1, depth, panel))
         anchor = conv(data, weight, 1, 0, 1, 1, "NHWC", f"OHWI{panel}o", channels=channels)
         result = select_kernel([anchor], target).decision
-        assert result["unroll"] == steps and bool(result["own"] or result["spread"]) == (steps == 2)
+        assert result["unroll"] == steps and bool(
+            result["l1_prefetch"] or result["l2_prefetch"]
+        ) == (steps == 2)
 
 
 @pytest.mark.quick
@@ -365,7 +386,7 @@ def test_conflicting_depthwise_channels_are_copied() -> None:
         weight = te.placeholder((3, 3, channels, 1))
         anchor = conv(data, weight, stride, 1, 1, channels, "NHWC", "HWOI")
         target = Target(f"llvm -mcpu=znver3 -cores={cores}")
-        return select_kernel([anchor], target).decision.int_value("near")
+        return select_kernel([anchor], target).decision.int_value("copied_lines")
 
     assert bands(512, 1, 1) == 14
     assert bands(512, 1, 2) == 7  # each core has lines
@@ -388,7 +409,7 @@ def test_copied_channels_give_what_data_in_place_give(
     arrays, output = [random(2, 9, 11, many), random(3, 3, many, 1)], []
     for near in (0, 1, 2):
         result = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
-        fixed = {"near": near, "vectors": vectors}
+        fixed = {"copied_lines": near, "vectors": vectors}
         compiled([data, weight], anchor, "depthwise_conv_nhwc", fixed, TARGET)(*arrays, result)
         output.append(result)
     assert np.array_equal(output[0], output[1])

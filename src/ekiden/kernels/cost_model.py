@@ -456,7 +456,7 @@ class LoopBlocking:
         """Return the cache that matrix rows are prefetched to before packing: L1 where L2 holds the
         matrix, else L2 (128x768x3072 on Zen 4: 85 percent of the peak to L1, 95 to L2).
         """
-        return "first" if self.weight_bytes <= cache_levels(self.target)[1].size else "second"
+        return "l1" if self.weight_bytes <= cache_levels(self.target)[1].size else "l2"
 
     def panel_prefetch_tiles(self, order: str) -> int:
         """Return the number of row tiles over which the next panel is prefetched to L2; 0 for none.
@@ -494,7 +494,7 @@ class LoopBlocking:
         return int(bool(block and depth and exceeds_associativity(self.rows, depth, self.target)))
 
     def panel_prefetch_domain(self) -> tuple[int, ...]:
-        """Return the domain of the knob `spread`."""
+        """Return the domain of the knob `l2_prefetch`."""
         return tuple(sorted({0, 1, *(self.panel_vectors * n for n in (1, 2, 4))}))
 
 

@@ -55,6 +55,34 @@ class Knob:
 
 SearchSpace: TypeAlias = tuple[Knob, ...]
 
+RENAMED_KNOBS: Mapping[str, tuple[str, ...]] = {
+    "ahead": ("pack_prefetch", "prefetch_distance"),
+    "how": ("rhs_access",),
+    "near": ("access_width", "copied_lines"),
+    "own": ("l1_prefetch",),
+    "spread": ("l2_prefetch",),
+}
+"""Names of knobs before version 0.2, as older tuning records store them, with the current names:
+that of the kernel's search space applies."""
+RENAMED_VALUES: Mapping[tuple[str, KnobValue], KnobValue] = {
+    ("pack_prefetch", "first"): "l1",
+    ("pack_prefetch", "second"): "l2",
+}
+"""Values of knobs before version 0.2, by the current name of the knob, with the current values."""
+
+
+def with_current_names(space: SearchSpace, fixed: Overrides) -> Overrides:
+    """Return overrides with knobs and values under their current names; unknown knobs stay."""
+    names = {choice.name for choice in space}
+    if names.issuperset(fixed):
+        return fixed
+    current: dict[str, KnobValue] = {}
+    for name, value in fixed.items():
+        candidates = (n for n in RENAMED_KNOBS.get(name, ()) if n in names)
+        new = name if name in names else next(candidates, name)
+        current[new] = RENAMED_VALUES.get((new, value), value)
+    return current
+
 
 @dataclass(frozen=True, slots=True)
 class Decision(Mapping[str, KnobValue]):

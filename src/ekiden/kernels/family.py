@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, require_valid_overrides
+from ekiden.kernels.decision import (
+    Decision,
+    Knob,
+    Overrides,
+    SearchSpace,
+    require_valid_overrides,
+    with_current_names,
+)
 from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.kernels.scheduled_kernel import (
     KernelSpec,
@@ -225,7 +232,9 @@ class Family:
             CompileError: For an override that is no knob, or a value outside its domain.
         """
         if fixed:
-            require_valid_overrides(self.search_space(anchor, target), fixed, f"'{self.name}'")
+            space = self.search_space(anchor, target)
+            fixed = with_current_names(space, fixed)
+            require_valid_overrides(space, fixed, f"'{self.name}'")
         decision = self.default_decision(anchor, target, fixed)
         missing = [
             c.name

@@ -8,7 +8,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Point of a search space: a rule, and the decisions made in it. `rule` names a kernel family
-    or a sketch; `choice` holds its decisions: for a family, text such as "rows=6 own=8"; for a
+    or a sketch; `choice` holds its decisions: for a family, text such as "rows=6 unroll=2"; for a
     sketch, a trace as JSON; empty for the default.
     """
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ekiden.kernels.decision import Decision, Knob, KnobValue, Overrides
+from ekiden.kernels.decision import Decision, Knob, KnobValue, Overrides, with_current_names
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 
@@ -91,9 +91,12 @@ class FamilySpace:
             {c.name: source.choice(c.domain) for c in source.sample(self.free, count)}
         )
 
+    def _parse(self, candidate: Candidate) -> Overrides:
+        return with_current_names(self.choices, Decision.parse(candidate.choice))
+
     def _full_decision(self, candidate: Candidate) -> Decision:
         """Return all knob values; those missing from a record are filled in by the model."""
-        recorded = Decision.parse(candidate.choice)
+        recorded = Decision.from_mapping(self._parse(candidate))
         if all(c.name in recorded for c in self.free):
             return recorded
         return Decision.parse(self._fixed_candidate(dict(recorded)).choice)
@@ -132,7 +135,7 @@ class FamilySpace:
         if candidate.rule != self.family:
             return f"the kernel is of the family '{self.family}', not '{candidate.rule}'"
         rows = {c.name: c for c in self.choices if not c.is_early}
-        for name, value in Decision.parse(candidate.choice).items():
+        for name, value in self._parse(candidate).items():
             if name not in rows:
                 return f"'{self.family}' has no choice '{name}'"
             if value not in rows[name].domain:

@@ -180,6 +180,13 @@ def test_loop_that_counts_parts_keeps_them_whole() -> None:
         sch.split(t, [None, 3], tail="loop")
 
 
+def test_micro_kernel_options_of_old_traces_are_understood() -> None:
+    options = "lanes=16, l1_prefetch=8, l2_prefetch=2, l1_prefetch_min_rows=3"
+    old = "lanes=16, own=8, spread=2, own_rows=3"
+    parse = REGISTER_TILE_KERNEL.parse_options
+    assert parse(old) == parse(options)
+
+
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
@@ -192,8 +199,8 @@ def test_loop_that_counts_parts_keeps_them_whole() -> None:
             "micro-kernel 'register_tile': no option 'high=2'; there are, with",
         ),
         (
-            "register_tile(own=x)",
-            "micro-kernel 'register_tile': no option 'own=x'; there are, with",
+            "register_tile(l1_prefetch=x)",
+            "micro-kernel 'register_tile': no option 'l1_prefetch=x'; there are, with",
         ),
     ],
 )

@@ -14,7 +14,12 @@ from ekiden.backend.kernels.lower import choose_primitive, describe_kernel_name,
 from ekiden.backend.kernels.size_ranges import TunedSizes
 from ekiden.ir.pass_context import TUNING_RECORDS_OPTION, PassContext
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Overrides, require_valid_overrides
+from ekiden.kernels.decision import (
+    Decision,
+    Overrides,
+    require_valid_overrides,
+    with_current_names,
+)
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -69,13 +74,12 @@ class TuningRecords:
     def _validate_decision(self, form: Function, rule: str, choice: str) -> Overrides | None:
         """Return the decision of a record; None, with a warning, if it does not apply."""
         try:
-            fixed = Decision.parse(choice)
             chosen = choose_primitive(form, self.target)
             if chosen.family.name != rule or chosen.anchor is None:
                 raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
-            require_valid_overrides(
-                chosen.family.search_space(chosen.anchor, self.target), fixed, f"'{rule}'"
-            )
+            space = chosen.family.search_space(chosen.anchor, self.target)
+            fixed = with_current_names(space, Decision.parse(choice))
+            require_valid_overrides(space, fixed, f"'{rule}'")
             chosen.family.choose_decision(chosen.anchor, self.target, fixed)
         except CompileError as error:
             where = describe_kernel_name(form, display_name(form))

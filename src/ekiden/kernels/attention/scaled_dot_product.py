@@ -580,7 +580,7 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
         Knob("rows", descending_range(max_register_rows(2, target)), "queries of a tile"),
         Knob(
-            "own",
+            "l1_prefetch",
             PREFETCH_DISTANCES,
             "L1 prefetch distance of panels, in steps of k",
         ),
@@ -598,7 +598,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     chosen: dict[str, KnobValue] = {
         "vectors": vectors,
         "rows": sizes.tile_rows(vectors),
-        "own": 0,
+        "l1_prefetch": 0,
         "unroll": 1,
         "values": "direct",
         "split": "rows" if has_few_heads else "heads",
@@ -619,7 +619,7 @@ def build_attention(
     tiling = AttentionTiling(
         rows=decision.int_value("rows"),
         vectors=decision.int_value("vectors"),
-        prefetch_distance=decision.int_value("own"),
+        prefetch_distance=decision.int_value("l1_prefetch"),
         unroll=decision.int_value("unroll"),
         value_access=str(decision["values"]),
         parallel_axis=str(decision["split"]),

@@ -9,12 +9,14 @@ vectors wide; remaining columns make panels of one vector, of which the last is 
 so that the number of columns need not be known. Threads share the batch, or the panels: each is
 multiplied as soon as it is packed, and stays in the core's cache; with too few panels, the rows.
 Few rows are memory-bound, and read the matrix in place (see `skinny_gemm`, and
-`emit_dot_products` where
-it is transposed).
+`emit_dot_products` where it is
+transposed).
 
-    how=streamed    line by line            how=panels      a panel is copied, then multiplied
-    how=direct      as it lies, in tiles    how=whole       the matrix is copied, then multiplied
-    how=dots        line by line, each of which makes an element
+    rhs_access=streamed    streamed row by row
+    rhs_access=direct      read in place, in tiles
+    rhs_access=panels      packed panel by panel, each multiplied at once
+    rhs_access=whole       packed as a whole, then multiplied
+    rhs_access=dots        streamed row by row, one dot product per row
 
 With one column the left matrix is streamed, and the rows of the result are its columns.
 """
@@ -63,7 +65,7 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Pre
 from ekiden.tir.tensor_intrin.micro import SumLoop
 from ekiden.topi.dimensions import are_equal_dims as same_dim
 
-PACK_PREFETCH_BY_CACHE = {"first": (16, 3), "second": (32, 2)}
+PACK_PREFETCH_BY_CACHE = {"l1": (16, 3), "l2": (32, 2)}
 """Prefetch distance (steps of k) and locality hint by destination cache."""
 MATMUL_CACHE_LINE_BYTES = 64
 """Bytes per cache line, and the steps of k packed together from a transposed matrix."""
@@ -223,7 +225,7 @@ class _MatmulKernel:
 
     def emit_source_prefetches(self, origin: PrimExpr, k: PrimExpr, width: int) -> list[Stmt]:
         """Return prefetches of the elements that are packed some steps after step k."""
-        steps, locality = PACK_PREFETCH_BY_CACHE[str(self.decision["ahead"])]
+        steps, locality = PACK_PREFETCH_BY_CACHE[str(self.decision["pack_prefetch"])]
         at = origin + (k + steps) * self.b.row_stride
         return [
             Prefetch(self.b.buffer, (at + n,), locality)
@@ -332,10 +334,12 @@ class _MatmulKernel:
 
     def prefetch_step(self, packed: Buffer) -> tuple[PrefetchFn | None, int]:
         """Return the prefetches of a tile's packed panel, and the unroll factor of k."""
-        own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
+        distance, unroll = self.decision.int_value("l1_prefetch"), self.decision.int_value("unroll")
         row = self.panel_vectors * self.lanes
-        plan = PanelPrefetches(packed, row, self.line_elements, self.k, const(0), own, 0, unroll)
-        return (plan.tile_prefetches(const(0), None)[1] if own else None), unroll
+        plan = PanelPrefetches(
+            packed, row, self.line_elements, self.k, const(0), distance, 0, unroll
+        )
+        return (plan.tile_prefetches(const(0), None)[1] if distance else None), unroll
 
     def panel_loop_body(
         self, source: MatrixOperand, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int
@@ -385,7 +389,7 @@ class _MatmulKernel:
 
     def emit_batch_item(self, image: PrimExpr, kind: ForKind) -> Stmt:
         """Emit one matrix of the batch: pack, multiply."""
-        how = self.decision["how"]
+        how = self.decision["rhs_access"]
         if how in ("streamed", "dots"):
             return self.emit_few_rows(image, kind)
         if how == "direct":
@@ -491,7 +495,7 @@ class _MatmulKernel:
         store = partial(self.emit_store, image)
         rows = [image * self.a.batch_stride + self.a.row_stride * i for i in range(self.rows.value)]
         origin = image * self.b.batch_stride
-        if self.decision["how"] == "dots":
+        if self.decision["rhs_access"] == "dots":
             dots = DotProductShape(self.k, self.columns, rows, origin, self.dtype)
             return emit_dot_products(dots, self.a.buffer, self.b.buffer, store, self.target, kind)
         shape = SkinnyGemm(self.k, self.columns, rows, self.a.column_stride, origin, self.dtype)

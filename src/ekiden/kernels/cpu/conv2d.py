@@ -110,13 +110,13 @@ class ConvKernel:
         if block:
             assert isinstance(inner, IntImm)
             self.blocks = self.geometry.kernel[0] * inner.value // int(block)
-        unroll, own = decision.int_value("unroll"), decision.int_value("own")
+        unroll, l1_prefetch = decision.int_value("unroll"), decision.int_value("l1_prefetch")
         row, line = self.width * self.word_channels, CACHE_LINE_F32_WORDS * self.word_channels
         size = simplify(self.group_in * (self.taps * self.width))
-        spread = int(decision.get("spread", 0))
+        l2_prefetch = int(decision.get("l2_prefetch", 0))
         steps = simplify(size // (row * self.blocks))
         self.panel_prefetches = PanelPrefetches(
-            self.weight, row, line, steps, size, own, spread, unroll
+            self.weight, row, line, steps, size, l1_prefetch, l2_prefetch, unroll
         )
 
     def build_function(self, name: str) -> PrimFunc:

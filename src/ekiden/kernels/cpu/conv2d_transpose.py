@@ -349,7 +349,7 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "pixels of a tile"),
         Knob(
-            "own",
+            "l1_prefetch",
             PREFETCH_DISTANCES,
             "L1 prefetch distance of a panel, in steps of k",
         ),
@@ -362,11 +362,13 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     panel, depth = _panel_and_depth(anchor)
     product = MatmulSizes(ASSUMED_OUTPUT_PIXELS, panel, depth)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
-    own = int(fixed.get("own", 0))
+    l1_prefetch = int(fixed.get("l1_prefetch", 0))
     unroll = fixed.get(
-        "unroll", LoopBlocking(product, panel, rows, target).unroll_factor("panel", own)
+        "unroll", LoopBlocking(product, panel, rows, target).unroll_factor("panel", l1_prefetch)
     )
-    return Decision.from_mapping({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
+    return Decision.from_mapping(
+        {"panel": panel, "rows": rows, "l1_prefetch": l1_prefetch, "unroll": unroll}
+    )
 
 
 FAMILIES = (

@@ -11,9 +11,9 @@ data words that multiply those (int8_dot.py): the loop over k is partitioned whe
     for a run of panels, or one, in parallel:
       for a block of k:
         for a panel, for a tile of rows:         or the other way round, by `order`
-          own:     every step brings the row of the panel `own` steps ahead to the first cache
-                   (where rows are not known, in tiles of enough of them)
-          spread:  the first so many tiles bring the next panel to the second, a line at a time
+          l1_prefetch:  every step of k prefetches the panel's row `l1_prefetch` steps later into L1
+                        (with dynamic rows, only in tiles of enough rows)
+          l2_prefetch:  so many first tiles prefetch the next panel into L2, a cache line at a time
 
 Partial sums of a block of k are stored in the result until the last one. With few panels threads
 share the row tiles instead.
@@ -147,7 +147,7 @@ def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
     if in_matrices:
         sch.tensorize(row, MATRIX_TILE_KERNEL.call())
         return
-    options = {name: decision.int_value(name) for name in ("own", "spread", "unroll")}
+    options = {name: decision.int_value(name) for name in ("l1_prefetch", "l2_prefetch", "unroll")}
     if decision.get("dot") == NARROW_DOT_FEATURE:
         options["pair_sums"] = 1
     # With dynamic rows short tiles occur at run time: they finish before a prefetch arrives.
@@ -250,8 +250,8 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 
     narrow = (sizes.columns or 0) % width
     return {
-        "own_rows": min_rows_for(width),
-        "own_rows_narrow": min_rows_for(narrow) if narrow else 1,
+        "l1_prefetch_min_rows": min_rows_for(width),
+        "l1_prefetch_min_rows_narrow": min_rows_for(narrow) if narrow else 1,
     }
 
 
@@ -324,9 +324,9 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("rows", rows, "rows of a tile"),
         Knob("order", ("panel", "row"), "the outer loop: panels, or tiles of rows"),
         Knob("k_block", (0, *blocks), "steps of k of a block; 0: all"),
-        Knob("own", PREFETCH_DISTANCES,
+        Knob("l1_prefetch", PREFETCH_DISTANCES,
              "L1 prefetch distance of a panel, in steps of k"),
-        Knob("spread", blocking.panel_prefetch_domain(),
+        Knob("l2_prefetch", blocking.panel_prefetch_domain(),
              "tiles that prefetch the next panel into L2"),
         Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
         Knob("copy", (0, 1), "whether the rows of a block of k are packed"),
@@ -363,10 +363,10 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     split = chosen.setdefault("split", "rows" if has_few_panels else "panels")
     order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.outer_loop()))
     chosen.setdefault("k_block", blocking.k_block_steps(order) if sizes.dtype == "float32" else 0)
-    own = int(chosen.setdefault("own", blocking.prefetch_distance(order)))
-    spread = int(chosen.setdefault("spread", blocking.panel_prefetch_tiles(order)))
+    l1_prefetch = int(chosen.setdefault("l1_prefetch", blocking.prefetch_distance(order)))
+    l2_prefetch = int(chosen.setdefault("l2_prefetch", blocking.panel_prefetch_tiles(order)))
     change = "row" if blocking.num_row_tiles == 1 else "panel"
-    chosen.setdefault("unroll", blocking.unroll_factor(change, own or spread))
+    chosen.setdefault("unroll", blocking.unroll_factor(change, l1_prefetch or l2_prefetch))
     chosen.setdefault("copy", blocking.should_pack_rows(int(chosen["k_block"])))
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
@@ -382,7 +382,13 @@ def _amx_decision(
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"
     plain: dict[str, KnobValue] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
-    none: dict[str, KnobValue] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
+    none: dict[str, KnobValue] = {
+        "k_block": 0,
+        "l1_prefetch": 0,
+        "l2_prefetch": 0,
+        "unroll": 1,
+        "copy": 0,
+    }
     chosen = {**plain, **none, **chosen}
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}

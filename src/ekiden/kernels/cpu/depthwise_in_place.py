@@ -115,7 +115,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
     ) -> None:
         super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
         self.line_geometry, self.group_vectors = across, decision.int_value("vectors")
-        self.lines_per_band = decision.int_value("near")
+        self.lines_per_band = decision.int_value("copied_lines")
         if self.lines_per_band:
             self.pixel_stride = self.group_vectors * self.lanes
 
@@ -337,7 +337,7 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     return (
         *copied_space(anchor, target),
         Knob("vectors", widths, doc),
-        Knob("near", tuple(range(_max_band_lines(anchor, target) + 1)), bands),
+        Knob("copied_lines", tuple(range(_max_band_lines(anchor, target) + 1)), bands),
     )
 
 
@@ -379,8 +379,12 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     # The copying kernel will be built then, whose tiles have one vector of channels.
     if "pixels" not in fixed and _in_place_line_geometry(anchor, pixels) is None:
         pixels = sums
-    near = int(fixed.get("near", 0 if is_kept else _default_band_lines(anchor, target)))
-    return Decision.from_mapping({"pixels": pixels, "vectors": vectors, "near": near})
+    copied_lines = int(
+        fixed.get("copied_lines", 0 if is_kept else _default_band_lines(anchor, target))
+    )
+    return Decision.from_mapping(
+        {"pixels": pixels, "vectors": vectors, "copied_lines": copied_lines}
+    )
 
 
 def _default_band_lines(anchor: te.Tensor, target: Target) -> int:

@@ -186,7 +186,7 @@ def create_scatter_program(inputs: list[te.Tensor], kernel: KernelSpec, name: st
 def schedule_scatter(sch: Schedule, kernel: KernelSpec) -> None:
     """Schedule a scatter: threads share the copy, vectors run along the columns."""
     schedule_copy(sch, sch.get_block(COPY_BLOCK), kernel.anchor.shape)
-    slices, ahead = kernel.anchor.op.attrs["slices"], kernel.decision.int_value("ahead")
+    slices, ahead = kernel.anchor.op.attrs["slices"], kernel.decision.int_value("prefetch_distance")
     assert isinstance(slices, SliceScatter)
     loops = sch.get_loops(UPDATE_BLOCK)
     columns = kernel.anchor.shape[slices.index_depth :]
@@ -233,12 +233,14 @@ def _slice_elements(anchor: te.Tensor) -> int | None:
 
 def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a scatter of slices."""
-    return (Knob("ahead", PREFETCH_DISTANCES, "prefetch distance of rows, in updates"),)
+    return (Knob("prefetch_distance", PREFETCH_DISTANCES, "prefetch distance of rows, in updates"),)
 
 
 def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Decision:
     """Return the default decision for a scatter of slices."""
-    return Decision.from_mapping({"ahead": fixed.get("ahead", prefetch_distance(anchor, target))})
+    return Decision.from_mapping(
+        {"prefetch_distance": fixed.get("prefetch_distance", prefetch_distance(anchor, target))}
+    )
 
 
 def prefetch_distance(anchor: te.Tensor, target: Target) -> int:

@@ -439,11 +439,14 @@ class _WinogradKernel:
         row = self.panel * self.elements_per_step
         loops = [SumLoop(const(self.steps), const(self.elements_per_step), const(row))]
         base, source, to = Var("base"), Var("source"), Var("to")
-        own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
+        l1_prefetch, unroll = (
+            self.decision.int_value("l1_prefetch"),
+            self.decision.int_value("unroll"),
+        )
         steps = const(self.steps)
         line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
-        prefetch = PanelPrefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
-        ahead = prefetch.tile_prefetches(base, None)[1] if own else None
+        prefetch = PanelPrefetches(self.weight, row, line, steps, const(0), l1_prefetch, 0, unroll)
+        ahead = prefetch.tile_prefetches(base, None)[1] if l1_prefetch else None
         max_rows = max_register_rows(vectors, self.target, element_arithmetic(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
         limit = self.decision.int_value("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)

@@ -12,8 +12,8 @@ neighbouring threads write neighbouring elements.
     vector>1   one thread a block, whose columns or steps of k are vectors (`vector_matmul`)
     shared=0   for k: a, b of the thread's rows and columns; sums in registers
     tensor=1   warps multiply squares on tensor cores (`tensor_cores`)
-    shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,
-               `near` neighbours at a time; barrier; for k in the block: sums in registers; barrier
+    shared=1   for blocks of k: all threads load their part of a and b into shared memory,
+               `access_width` elements at a time; barrier; sums in registers; barrier
     buffers=2  the next block comes while one is multiplied; one barrier for each
     dot=1      the same of words of four bytes (`int8_dot`), one at a time
 """
@@ -57,7 +57,7 @@ DEFAULT_SERIAL_ROWS, DEFAULT_SERIAL_COLUMNS, DEFAULT_SERIAL_LANES = 8, 2, 64
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
 DEFAULT_K_BLOCK = 16
 """Default steps of k between two barriers."""
-BLOCK_TILE_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
+BLOCK_TILE_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "access_width", "dot")
 """Knobs of kernels with several threads per block."""
 
 
@@ -71,7 +71,7 @@ def _search_space(anchor: Tensor, target: Target) -> SearchSpace:
         Knob("shared", (1, 0), "whether blocks of k are staged in shared memory"),
         Knob("buffers", (2, 1), "buffers of blocks of k in shared memory, for shared=1"),
         Knob(
-            "near",
+            "access_width",
             (16, 8, 4, 2, 1),
             "elements of a thread's vector loads and stores, for shared=1",
         ),
@@ -127,7 +127,7 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decis
         lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
     has_dot = has_warps and int8_dot.can_multiply(factors, target) and fixed.get("shared", 1)
     dot = int(fixed.get("dot", int(bool(has_dot))))
-    needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
+    needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("access_width", 1) != 1
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
         "depth": int8_dot.words_per_k_block(factors) if dot else DEFAULT_K_BLOCK,
@@ -142,7 +142,7 @@ def _default_decision(anchor: Tensor, target: Target, fixed: Overrides) -> Decis
         or kind.shared_bytes(factors, decision) <= target.block_memory
     ):
         return decision
-    if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
+    if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "access_width")):
         return decision  # which is refused, with what it takes
     return TiledMatmulKernel.complete_decision(
         factors, target, values | dict(fixed) | {"shared": 0, "dot": 0}
@@ -176,7 +176,7 @@ def _vector_decision(
     tiles = None if m is None else -(-m // rows)
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEFAULT_K_BLOCK,
-        "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
+        "shared": 0, "buffers": 1, "access_width": 1, "vector": lanes, "along": along,
         "band": choose_band(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
         "tensor": 0, "dot": 0,
     }  # fmt: skip

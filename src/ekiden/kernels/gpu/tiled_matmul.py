@@ -85,7 +85,9 @@ class TiledMatmulKernel:
         )
         self.m, self.n = factors.num_elements(factors.rows), factors.num_elements(factors.columns)
         self.dtype = group.reduce.dtype
-        self.max_access_width, self.buffers = (int(decision.get(n, 1)) for n in ("near", "buffers"))
+        self.max_access_width, self.buffers = (
+            int(decision.get(n, 1)) for n in ("access_width", "buffers")
+        )
         self.uses_shared_memory = bool(decision.int_value("shared"))
         widths = self.access_widths() if self.max_access_width > 1 else (1, 1)
         self.adjacent_rows, self.adjacent_columns = widths
@@ -108,11 +110,11 @@ class TiledMatmulKernel:
             target: The device.
             values: The values of the other knobs, and overrides.
         """
-        completed = {"near": 1, "buffers": 1, **values}
+        completed = {"access_width": 1, "buffers": 1, **values}
         if not values["shared"] or target.thread_warp_size == 1:
             return Decision.from_mapping(completed)
-        if "near" not in values:
-            completed["near"] = cls.max_access_width_of(target, factors)
+        if "access_width" not in values:
+            completed["access_width"] = cls.max_access_width_of(target, factors)
         depth = known_extent(factors.reduction_size)
         # A single block of k has no next one to load meanwhile.
         if "buffers" not in values and (
@@ -148,7 +150,7 @@ class TiledMatmulKernel:
         for factor, tile in ((factors.a, rows * lines), (factors.b, columns * lanes)):
             tile *= cls.fragment_side
             # Layouts are chosen later: this bounds the padding of either.
-            padding = max(cls.pitch_padding, decision.int_value("near"))
+            padding = max(cls.pitch_padding, decision.int_value("access_width"))
             room = tile * depth + max(tile, depth) * padding
             size += room * dt.itemsize(cls.stored_value(factor).dtype)
         return buffers * size + cls.extra_shared_bytes(

@@ -81,7 +81,9 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
     row = _static_extent(inner.b_stride)
     is_narrow = nest.columns < nest.b_width
     # A tile of few rows finishes before its prefetches arrive.
-    has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
+    has_time = (
+        nest.rows >= options["l1_prefetch_min_rows_narrow" if is_narrow else "l1_prefetch_min_rows"]
+    )
     # `row` is 0 where the panel's stride is symbolic: then no line distance can be computed.
     panel_prefetches = PanelPrefetches(
         nest.b,
@@ -89,8 +91,8 @@ def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
         CACHE_LINE_BYTES // itemsize(nest.b.dtype),
         inner.extent,
         nest.next_panel_offset,
-        options["own"] if row and has_time else 0,
-        options["spread"] if row else 0,
+        options["l1_prefetch"] if row and has_time else 0,
+        options["l2_prefetch"] if row else 0,
         options["unroll"],
     )
     lets, ahead = panel_prefetches.tile_prefetches(base, nest.panel_position)
@@ -179,21 +181,29 @@ REGISTER_TILE_KERNEL = MicroKernel.register(
         required_features=(),
         defaults={
             "lanes": 16,
-            "own": 0,
-            "own_rows": 1,
-            "own_rows_narrow": 1,
-            "spread": 0,
+            "l1_prefetch": 0,
+            "l1_prefetch_min_rows": 1,
+            "l1_prefetch_min_rows_narrow": 1,
+            "l2_prefetch": 0,
             "unroll": 1,
             "pair_sums": 0,
         },
         write=_emit_register_tile,
         takes_conditions=True,
         makes_copies=True,
+        renamed_options={
+            "own": "l1_prefetch",
+            "own_rows": "l1_prefetch_min_rows",
+            "own_rows_narrow": "l1_prefetch_min_rows_narrow",
+            "spread": "l2_prefetch",
+        },
     )
 )
-"""lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
-done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
-after the other. pair_sums: sums of two products of bytes are taken in int16."""
+"""Options. lanes: vector width. l1_prefetch: L1 prefetch distance of the panel, in steps of k.
+l1_prefetch_min_rows: fewest rows of a tile that prefetches into L1; l1_prefetch_min_rows_narrow:
+the same for tiles that leave out columns of their panel. l2_prefetch: tiles that prefetch the next
+panel into L2. unroll: unroll factor of k. pair_sums: whether sums of two int8 products are int16.
+"""
 
 MATRIX_TILE_KERNEL = MicroKernel.register(
     MicroKernel(

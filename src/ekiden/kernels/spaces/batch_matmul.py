@@ -148,17 +148,20 @@ class BatchMatmulSizes:
 def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
     """Return the search space of a product of computed matrices."""
     sizes = BatchMatmulSizes.from_anchor(anchor, target)
-    own = "L1 prefetch distance of a copied panel, in steps of k"
     return (
         Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
         Knob("rows", descending_range(MAX_PRODUCT_TILE_ROWS), "rows of a tile"),
         Knob(
-            "how",
+            "rhs_access",
             tuple(sorted(sizes.supported_methods(MAX_PANEL_VECTORS))),
             "how the right matrix is read",
         ),
-        Knob("ahead", ("first", "second"), "cache into which the next copied panel is prefetched"),
-        Knob("own", PREFETCH_DISTANCES, own),
+        Knob("pack_prefetch", ("l1", "l2"), "cache into which the next copied panel is prefetched"),
+        Knob(
+            "l1_prefetch",
+            PREFETCH_DISTANCES,
+            "L1 prefetch distance of a copied panel, in steps of k",
+        ),
         Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
     )
 
@@ -169,14 +172,14 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     vectors = int(fixed.get("vectors", sizes.panel_vectors()))
     rows = int(fixed.get("rows", sizes.tile_rows(vectors)))
     blocking = LoopBlocking(sizes.with_known_rows(), vectors * sizes.lanes, rows, target)
-    own = int(fixed.get("own", blocking.prefetch_distance("panel")))
+    l1_prefetch = int(fixed.get("l1_prefetch", blocking.prefetch_distance("panel")))
     return Decision.from_mapping(
         {
             "vectors": vectors,
             "rows": rows,
-            "how": fixed.get("how", sizes.supported_methods(vectors)[0]),
-            "ahead": fixed.get("ahead", blocking.pack_prefetch_cache()),
-            "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll_factor("panel", own)),
+            "rhs_access": fixed.get("rhs_access", sizes.supported_methods(vectors)[0]),
+            "pack_prefetch": fixed.get("pack_prefetch", blocking.pack_prefetch_cache()),
+            "l1_prefetch": l1_prefetch,
+            "unroll": fixed.get("unroll", blocking.unroll_factor("panel", l1_prefetch)),
         }
     )

@@ -191,9 +191,9 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("rows", rows, "pixels of a tile"),
         Knob("order", ("panel", "row"), "the outer loop: panels, or pixels"),
         Knob("k_block", (0, *sizes.k_block_domain()), "steps of k of a block; 0: all"),
-        Knob("own", PREFETCH_DISTANCES,
+        Knob("l1_prefetch", PREFETCH_DISTANCES,
              "L1 prefetch distance of a panel, in steps of k"),
-        Knob("spread", blocking.panel_prefetch_domain(),
+        Knob("l2_prefetch", blocking.panel_prefetch_domain(),
              "tiles that prefetch the next panel into L2"),
         Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
         *dot_instruction_knobs(weight, target, matrices=matrices),
@@ -224,19 +224,19 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOT_FEATURES:
         chosen.setdefault("rows", AMX_TILE_HEIGHTS[0])
         # Matrix registers take all of k at once, and their loads stream.
-        plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
+        plain = {"k_block": 0, "l1_prefetch": 0, "l2_prefetch": 0, "unroll": 1}
         chosen = {**plain, **chosen}
     rows = int(chosen.setdefault("rows", sizes.tile_rows()))
     blocking = LoopBlocking(sizes.product, sizes.panel, rows, target)
     order = str(chosen.setdefault("order", sizes.outer_loop(blocking)))
     chosen.setdefault("k_block", sizes.k_block(blocking, order))
-    own = int(chosen.setdefault("own", blocking.prefetch_distance(order)))
-    spread = int(
+    l1_prefetch = int(chosen.setdefault("l1_prefetch", blocking.prefetch_distance(order)))
+    l2_prefetch = int(
         chosen.setdefault(
-            "spread", blocking.panel_prefetch_tiles(order) if sizes.has_flattened_pixels else 0
+            "l2_prefetch", blocking.panel_prefetch_tiles(order) if sizes.has_flattened_pixels else 0
         )
     )
-    chosen.setdefault("unroll", sizes.unroll_factor(blocking, order, own or spread))
+    chosen.setdefault("unroll", sizes.unroll_factor(blocking, order, l1_prefetch or l2_prefetch))
     return Decision.from_mapping(
         {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
     )

@@ -156,7 +156,7 @@ def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "output tiles of a register tile"),
         Knob("block", blocks, "output tiles that pass through the three stages together"),
-        Knob("own", PREFETCH_DISTANCES,
+        Knob("l1_prefetch", PREFETCH_DISTANCES,
              "L1 prefetch distance of a panel, in steps of k"),
         Knob("unroll", K_UNROLL_FACTORS, "unroll factor of k"),
     )
@@ -170,15 +170,15 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
     within = replace(product, rows=block)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), within, target)))
     blocking = LoopBlocking(within, panel, rows, target)
-    own = int(fixed.get("own", blocking.prefetch_distance("panel")))
+    l1_prefetch = int(fixed.get("l1_prefetch", blocking.prefetch_distance("panel")))
     return Decision.from_mapping(
         {
             TILE_SIDE_KNOB: int(str(anchor.op.attrs[TILE_SIDE_KNOB])),
             "panel": panel,
             "rows": rows,
             "block": block,
-            "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll_factor("row", own)),
+            "l1_prefetch": l1_prefetch,
+            "unroll": fixed.get("unroll", blocking.unroll_factor("row", l1_prefetch)),
         }
     )
 

@@ -667,8 +667,8 @@ class BlockPrimitives(ScheduleState):
             the parts of c, a and b that begin at i0
 
         The intrinsic is one of `tir.TensorIntrin`, or a micro-kernel with its options, as
-        "register_tile(own=16)", in place of the loop over a tile's rows: it builds one per tile
-        size, and the epilogue of a sum is done in the same registers. For others a loop is
+        "register_tile(l1_prefetch=16)", in place of the loop over a tile's rows: it builds one per
+        tile size, and the epilogue of a sum is done in the same registers. For others a loop is
         blockized first. Proved: loops, values and accesses equal the description's.
         """
         handles = (self._block_or_loop(block_or_loop),)

@@ -1,6 +1,6 @@
 """Micro-kernels: families of tensor intrinsics whose sizes are those of the program they replace.
 
-    for i, j: for k: d[i, j] = d[i, j] + a[i, k] * b[k, j]      register_tile(own=16, unroll=2)
+    for i, j: for k: d[i, j] = d[i, j] + a[i, k] * b[k, j]      register_tile(unroll=2, ...)
               out[i, j] = f(d[i, j], ...)                  ->   sums in registers, k outside, then f
 
 A table entry declares the required processor features and the options, and writes the statements of
@@ -189,6 +189,8 @@ class MicroKernel:
     makes_copies: bool = False
     describe: Callable[[Options], PrimFunc] | None = None
     write_described: Callable[[DescribedTile, Options], Stmt] | None = None
+    renamed_options: Mapping[str, str] = field(default_factory=dict)
+    """Names of options in traces of earlier versions, with the current names."""
 
     _table: ClassVar[dict[str, MicroKernel]] = {}
 
@@ -226,12 +228,13 @@ class MicroKernel:
         return kernel, kernel.parse_options(option_text)
 
     def parse_options(self, text: str) -> Options:
-        """Return all options: those of a text like "own=16, unroll=2", and the defaults. Raises
-        ScheduleError for an unknown option.
+        """Return all options: those of a text like "l1_prefetch=16, unroll=2", and the defaults.
+        Raises ScheduleError for an unknown option.
         """
         options = dict(self.defaults)
         for assignment in filter(None, (item.strip() for item in text.split(","))):
             key, _, value = assignment.partition("=")
+            key = self.renamed_options.get(key, key)
             if key not in options or not re.fullmatch(r"-?\d+", value):
                 available = ", ".join(f"{k}={v}" for k, v in self.defaults.items())
                 raise ScheduleError(
