@@ -133,7 +133,7 @@ def test_unknown_choice_is_refused_with_those_there_are() -> None:
     _, anchor = dense(8, 48, 20, 48)
     with pytest.raises(CompileError) as caught:
         select_kernel([anchor], TARGET, {"dense_pack": {"row": 3}})
-    there = "panel, rows, order, k_block, own, spread, unroll, copy, split"
+    there = "panel, rows, order, k_block, l1_prefetch, l2_prefetch, unroll, copy, split"
     assert str(caught.value) == (f"decisions: 'dense_pack' has no choice 'row'; there are: {there}")
 
 
