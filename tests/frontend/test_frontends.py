@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import pickle
 import struct
 import subprocess
@@ -314,6 +315,24 @@ def test_broken_package_error_names_the_fix(
     text = str(caught.value)
     assert text.startswith("import an ONNX model: odd_jax 1.1, odd_jaxlib 1.0 cannot be imported: ")
     assert text.endswith("pip install --force-reinstall odd_jax odd_jaxlib")
+
+
+def test_error_of_a_newer_package_names_the_tested_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "odd_torch", "", "3.0.1+cpu")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("odd_torch")
+    package = Package("odd_torch", ("odd_torch",), "2.6", tested_version="2.15.0")
+    row = replace(FRONTENDS[0], name="no_such_folder", packages=(package,))
+    with pytest.raises(ImportModelError) as caught:
+        row.entry_module()
+    monkeypatch.delitem(sys.modules, "odd_torch")
+    assert str(caught.value) == (
+        "import an ONNX model: odd_torch 3.0.1+cpu is newer than what Ekiden is tested with, and "
+        "lacks a part: No module named 'ekiden.frontend.no_such_folder'; "
+        "pip install odd_torch==2.15.0"
+    )
 
 
 @pytest.mark.parametrize("top,cls,text", [

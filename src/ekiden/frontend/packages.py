@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ class Package:
     """Python package that a frontend or a converter requires.
 
     It has the module's name, its distributions' names, the oldest supported version, the first
-    unsupported one, and a function that the module must have.
+    unsupported one, a function that the module must have, and the newest version that was tried.
     """
 
     module: str
@@ -24,6 +25,7 @@ class Package:
     min_version: str = ""
     first_unsupported_version: str = ""
     required_function: str = ""
+    tested_version: str = ""
 
     def installed_version(self) -> str:
         """Return the installed version; "" if it is unknown."""
@@ -33,6 +35,11 @@ class Package:
     def distribution_name(self) -> str:
         """Return the name of the installed distribution, otherwise of the one to install."""
         return next(filter(package_version, self.distributions), self.distributions[0])
+
+    def is_newer_than_tested(self) -> bool:
+        """Return whether the installed version is newer than the newest one that was tried."""
+        tested = _parse_version(self.tested_version)
+        return bool(tested) and _parse_version(self.installed_version()) > tested
 
     def problem(self) -> PackageProblem | None:
         """Return the problem of a missing package or an unsupported version; None if there
@@ -98,6 +105,22 @@ def broken_import_problem(packages: Sequence[Package], error: BaseException) -> 
     have = ", ".join(f"{p.distribution_name} {p.installed_version()}".strip() for p in packages)
     message = str(error) or type(error).__name__
     return PackageProblem(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
+
+
+def importer_problem(packages: Sequence[Package], error: BaseException) -> str:
+    """Return why a frontend's own module cannot be imported, with the pip command that helps: a
+    package is broken, or is newer than the versions that were tried and lacks what the module uses.
+    """
+    newer = [p for p in packages if p.is_newer_than_tested()]
+    # Python removes a package whose import fails; one that stays is not broken.
+    if not newer or not all(p.module in sys.modules for p in packages):
+        problem = broken_import_problem(packages, error)
+        return problem.as_text(" ".join(p.distribution_name for p in packages))
+    have = ", ".join(f"{p.distribution_name} {p.installed_version()}" for p in newer)
+    tested = " ".join(f"{p.distribution_name}=={p.tested_version}" for p in newer)
+    message = str(error) or type(error).__name__
+    description = f"{have} is newer than what Ekiden is tested with, and lacks a part: {message}"
+    return PackageProblem(description, "pip install").as_text(tested)
 
 
 def _is_installed(module: str) -> bool:

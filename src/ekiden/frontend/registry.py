@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from ekiden._lazy import load_module
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.packages import IMPORT_ERRORS, Package, broken_import_problem
+from ekiden.frontend.packages import IMPORT_ERRORS, Package, importer_problem
 from ekiden.frontend.rejected_kinds import REJECTED_KINDS, RejectedKind
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -94,9 +94,8 @@ class Frontend:
         try:
             return load_module(f"ekiden.frontend.{self.name}.{name}")
         except IMPORT_ERRORS as error:  # of a package, which may raise anything
-            problem = broken_import_problem(self.packages, error)
-            text = problem.as_text(" ".join(p.distribution_name for p in self.packages))
-            raise ImportModelError(f"import {self.model_noun}: {text}") from error
+            problem = importer_problem(self.packages, error)
+            raise ImportModelError(f"import {self.model_noun}: {problem}") from error
 
     def check_packages(self) -> None:
         """Raise ImportModelError for a missing package or an unsupported version."""
@@ -163,7 +162,7 @@ FRONTENDS = (
         "onnx",
         model_noun="an ONNX model",
         accepted_forms="an onnx.ModelProto",
-        packages=(Package("onnx", ("onnx",), "1.17"),),
+        packages=(Package("onnx", ("onnx",), "1.17", tested_version="1.23.2"),),
         suffixes=(".onnx",),
         class_names=("onnx.ModelProto",),
         honoured_options=frozenset(("shape",)),
@@ -175,7 +174,7 @@ FRONTENDS = (
         "torch",
         model_noun="a PyTorch model",
         accepted_forms="a torch.nn.Module with example_inputs, a torch.export.ExportedProgram",
-        packages=(Package("torch", ("torch",), "2.6"),),
+        packages=(Package("torch", ("torch",), "2.6", tested_version="2.15.0"),),
         extra="torch",
         suffixes=(".pt2",),
         archive_members=("archive_format", "serialized_exported_program.json"),
@@ -199,7 +198,11 @@ FRONTENDS = (
         "tensorflow",
         model_noun="a TensorFlow model",
         accepted_forms="a SavedModel, a GraphDef, a Keras model or a concrete function",
-        packages=(Package("tensorflow", ("tensorflow", "tensorflow-cpu"), "2.16"),),
+        packages=(
+            Package(
+                "tensorflow", ("tensorflow", "tensorflow-cpu"), "2.16", tested_version="2.21.0"
+            ),
+        ),
         extra="tensorflow",
         suffixes=(".pb", ".keras"),
         marker_files=("saved_model.pb",),
@@ -213,7 +216,10 @@ FRONTENDS = (
         "jax",
         model_noun="a JAX program",
         accepted_forms="a function of JAX with example_inputs, a jax.export.Exported, StableHLO",
-        packages=(Package("jax", ("jax",), "0.6"), Package("jaxlib", ("jaxlib",), "0.6")),
+        packages=(
+            Package("jax", ("jax",), "0.6", tested_version="0.10.2"),
+            Package("jaxlib", ("jaxlib",), "0.6", tested_version="0.10.2"),
+        ),
         extra="jax",
         suffixes=(".jax", ".mlir", ".stablehlo", ".mlirbc"),
         magic_bytes=((0, b"ML\xefR"), *((0, word) for word in _MLIR_PREFIXES)),
