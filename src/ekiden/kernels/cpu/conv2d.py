@@ -52,13 +52,13 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     emit_register_tile,
     narrowest_lanes,
 )
-from ekiden.kernels.prim_builder import create_tiled_function, declare_parameters, product_of_dims
+from ekiden.kernels.prim_builder import declare_parameters, kernel_builder, product_of_dims
 from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
 from ekiden.kernels.spaces.conv import default_decision, is_short_line, search_space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import PartialSums, StoreVector, SumLoop
 
 PACKED_CONV_TAG = "conv_nhwc_pack"
@@ -76,8 +76,8 @@ class ConvKernel:
         inputs: list[te.Tensor],
         outputs: list[te.Tensor],
         target: Target,
-        tag: str,
         decision: Decision,
+        tag: str = PACKED_CONV_TAG,
     ) -> None:
         self.decision = decision
         self.anchor = find_anchor(outputs, tag)
@@ -118,10 +118,6 @@ class ConvKernel:
         self.panel_prefetches = PanelPrefetches(
             self.weight, row, line, steps, size, l1_prefetch, l2_prefetch, unroll
         )
-
-    def build_function(self, name: str) -> PrimFunc:
-        """Build the kernel's PrimFunc."""
-        return create_tiled_function(name, self.buffers, self.body())
 
     def conv_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
@@ -675,22 +671,11 @@ class WeightPanel:
     num_columns: int
 
 
-def build_conv(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of a convolution."""
-    return ConvKernel(inputs, outputs, target, PACKED_CONV_TAG, decision).build_function(name)
-
-
 FAMILY = Family(
     name=PACKED_CONV_TAG,
     search_space=search_space,
     default_decision=default_decision,
-    build_unscheduled=build_conv,
+    build_unscheduled=kernel_builder(ConvKernel),
     unscheduled_reason=(
         "regions of border pixels are register tiles of their own, each with its proofs: "
         "scheduling takes twelve times as long"

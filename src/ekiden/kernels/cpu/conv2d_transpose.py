@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
@@ -38,11 +39,12 @@ from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.prefetch import LetBindings, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
+from ekiden.kernels.prim_builder import kernel_builder
 from ekiden.kernels.spaces.conv import is_short_line
 from ekiden.kernels.stages import has_known_weights
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+from ekiden.tir.stmt import For, ForKind, IfThenElse, Stmt
 from ekiden.tir.tensor_intrin.micro import SumLoop
 
 TRANSPOSED_CONV_TAG = "conv_transpose_pack"
@@ -306,33 +308,6 @@ class _TransposedDepthwiseKernel(DepthwiseKernel):
         return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
 
 
-def build_conv_transpose(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of tag "conv_transpose_pack"."""
-    return _TransposedConvKernel(
-        inputs, outputs, target, TRANSPOSED_CONV_TAG, decision
-    ).build_function(name)
-
-
-def build_depthwise_conv_transpose(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of tag "depthwise_conv_transpose"."""
-    kernel = _TransposedDepthwiseKernel(
-        inputs, outputs, target, "depthwise_conv_transpose", decision
-    )
-    return kernel.build_function(name)
-
-
 def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
     """Return the columns of a weight panel and the input channels of a group."""
     weight = operands_of(anchor)[1]
@@ -377,7 +352,7 @@ FAMILIES = (
         accepts=is_supported,
         search_space=search_space,
         default_decision=default_decision,
-        build_unscheduled=build_conv_transpose,
+        build_unscheduled=kernel_builder(partial(_TransposedConvKernel, tag=TRANSPOSED_CONV_TAG)),
         unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
         default_panel_width=choose_panel_width,
         panel_width_knob=panel_width_knob,
@@ -387,7 +362,9 @@ FAMILIES = (
         accepts=is_supported,
         search_space=depthwise_space,
         default_decision=depthwise_default,
-        build_unscheduled=build_depthwise_conv_transpose,
+        build_unscheduled=kernel_builder(
+            partial(_TransposedDepthwiseKernel, tag="depthwise_conv_transpose")
+        ),
         unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
     ),
 )

@@ -20,12 +20,14 @@ from ekiden.kernels.cpu.padding import BandLoop, lines_per_band
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.micro_kernels.depthwise_tiles import ElementProducts, emit_depthwise_sums
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import RegisterTile, balanced_row_tiles
-from ekiden.kernels.prim_builder import create_tiled_function, declare_parameters
+from ekiden.kernels.prim_builder import declare_parameters
 from ekiden.target import Target
-from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import For, ForKind, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import StoreVector, SumLoop
 
+DEPTHWISE_TAG = "depthwise_conv_nhwc"
 MAX_TILE_PIXELS = 12
 """Maximum pixels per tile: more only increase code size."""
 
@@ -38,8 +40,8 @@ class DepthwiseKernel:
         inputs: list[te.Tensor],
         outputs: list[te.Tensor],
         target: Target,
-        tag: str,
         decision: Decision,
+        tag: str = DEPTHWISE_TAG,
     ) -> None:
         self.pixels = decision.int_value("pixels")
         self.anchor = find_anchor(outputs, tag)
@@ -56,10 +58,6 @@ class DepthwiseKernel:
         self.pixel_stride, self.group_vectors = self.channels, 1
         """Elements between adjacent pixels of the data read, and channel vectors of a tile."""
         self.slice: PrimExpr | None = None
-
-    def build_function(self, name: str) -> PrimFunc:
-        """Build the kernel's PrimFunc."""
-        return create_tiled_function(name, self.buffers, self.body())
 
     def conv_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
@@ -154,6 +152,19 @@ class DepthwiseKernel:
         return self.emit_channel_groups(
             lambda channel, columns: self.emit_line(n, y, start, channel, columns)
         )
+
+    def bind_tap_rows_inside(
+        self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
+    ) -> Stmt:
+        """Bind the first data line, kernel row and number of kernel rows inside the data around an
+        output line's body.
+        """
+        _, window, _ = self.geometry.window_axes
+        at, first, rows = Var("y"), Var("first"), Var("rows")
+        top = at * window.stride - window.pad_before
+        inside = body(at, top + first * window.dilation, first, rows)
+        lets = [(at, y), *zip((first, rows), window.taps_inside_data(at, at), strict=True)]
+        return wrap_in_lets(lets, inside)
 
     def body(self) -> Stmt:
         """Emit all lines in parallel; padded data are copied in bands."""

@@ -18,7 +18,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
-from ekiden.tir.stmt import For, ForKind, Stmt, seq
+from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import SumLoop
 
 
@@ -27,19 +27,18 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
 
     def body(self) -> Stmt:
         """Emit all output lines in parallel."""
-        _, rows_window, _ = self.geometry.window_axes
         images, height, _, _ = self.geometry.out
         _, data_height, data_width, _ = self.geometry.data
-        line, y, first, rows, start = (Var(v) for v in ("line", "y", "first", "rows", "start"))
-        top = y * rows_window.stride - rows_window.pad_before + first * rows_window.dilation
-        at = (line // height * data_height + top) * (data_width * self.channels)
-        self.first, self.rows = first, rows
-        lets = [
-            (y, line % height),
-            *zip((first, rows), rows_window.taps_inside_data(y, y), strict=True),
-            (start, simplify(at)),
-        ]
-        body = wrap_in_lets(lets, self.emit_channel_lines(line // height, y, start))
+        line, start = Var("line"), Var("start")
+
+        def emit_lines(y: PrimExpr, row: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
+            """Emit an output line whose taps are in `rows` data lines from `row` on."""
+            self.first, self.rows = first, rows
+            at = (line // height * data_height + row) * (data_width * self.channels)
+            lines = self.emit_channel_lines(line // height, y, start)
+            return LetStmt(start, simplify(at), lines)
+
+        body = self.bind_tap_rows_inside(line % height, emit_lines)
         return For(line, const(0), simplify(images * height), ForKind.PARALLEL, body, {"grain": 2})
 
     def emit_line(

@@ -30,22 +30,21 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.conv_geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
-from ekiden.kernels.cpu.depthwise import DepthwiseKernel
+from ekiden.kernels.cpu.depthwise import DEPTHWISE_TAG, DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default_decision as copied_default
 from ekiden.kernels.cpu.depthwise import search_space as copied_space
 from ekiden.kernels.cpu.depthwise_dynamic_width import DynamicWidthDepthwiseKernel
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
+from ekiden.kernels.prim_builder import kernel_builder
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import SumLoop
 
-DEPTHWISE_TAG = "depthwise_conv_nhwc"
 MAX_UNROLLED_EDGE_TAPS = 512
 """Maximum unrolled multiply-adds of border tiles: more only increase code size."""
 
@@ -113,7 +112,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         decision: Decision,
         across: LineGeometry,
     ) -> None:
-        super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
+        super().__init__(inputs, outputs, target, decision)
         self.line_geometry, self.group_vectors = across, decision.int_value("vectors")
         self.lines_per_band = decision.int_value("copied_lines")
         if self.lines_per_band:
@@ -140,19 +139,6 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
 
         inside = self.bind_tap_rows_inside(line % height, emit_line_channel_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
-
-    def bind_tap_rows_inside(
-        self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
-    ) -> Stmt:
-        """Bind the first data line, kernel row and number of kernel rows inside the data around an
-        output line's body.
-        """
-        _, window, _ = self.geometry.window_axes
-        at, first, rows = Var("y"), Var("first"), Var("rows")
-        top = at * window.stride - window.pad_before
-        inside = body(at, top + first * window.dilation, first, rows)
-        lets = [(at, y), *zip((first, rows), window.taps_inside_data(at, at), strict=True)]
-        return wrap_in_lets(lets, inside)
 
     def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
         """Emit bands of lines in parallel; each channel group is copied once for all lines of its
@@ -306,27 +292,19 @@ def _in_place_line_geometry(anchor: te.Tensor, max_pixels: int) -> LineGeometry 
     return across if across and across.num_edge_taps(max_pixels) <= MAX_UNROLLED_EDGE_TAPS else None
 
 
-def build_depthwise_conv(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """Build the kernel of tag "depthwise_conv_nhwc"."""
+def create_depthwise_kernel(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
+) -> DepthwiseKernel:
+    """Return the builder of a kernel: for lines of known or of dynamic width, or with a copy."""
     anchor = find_anchor(outputs, DEPTHWISE_TAG)
     across = _in_place_line_geometry(anchor, decision.int_value("pixels"))
     geometry = conv_geometry_of(anchor)
     has_unknown_lines = not known_extent(geometry.out[2]) or not known_extent(geometry.data[2])
     if has_unknown_lines and geometry.is_padded and geometry.depth is NO_DEPTH_AXIS:
-        return DynamicWidthDepthwiseKernel(
-            inputs, outputs, target, DEPTHWISE_TAG, decision
-        ).build_function(name)
+        return DynamicWidthDepthwiseKernel(inputs, outputs, target, decision)
     if across is None:
-        return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).build_function(
-            name
-        )
-    return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across).build_function(name)
+        return DepthwiseKernel(inputs, outputs, target, decision)
+    return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across)
 
 
 def search_space(anchor: te.Tensor, target: Target) -> SearchSpace:
@@ -405,7 +383,7 @@ FAMILY = Family(
     name=DEPTHWISE_TAG,
     search_space=search_space,
     default_decision=default_decision,
-    build_unscheduled=build_depthwise_conv,
+    build_unscheduled=kernel_builder(create_depthwise_kernel),
     unscheduled_reason=(
         "as a schedule it is as fast, but scheduling takes four to eight times as long"
     ),

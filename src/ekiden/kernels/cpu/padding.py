@@ -122,29 +122,27 @@ def emit_pad_row(
     row = simplify(geometry.padded_extents()[1] * channels)
     source = Var("source")
 
+    def emit_run(
+        start: PrimExpr, count: PrimExpr, value: Callable[[PrimExpr, int], PrimExpr]
+    ) -> Stmt:
+        """Store `count` elements from `start` on, in vectors of `value(first, lanes)`."""
+
+        def store_vector(first: PrimExpr, width: int) -> Stmt:
+            """Store a vector of the padded row."""
+            return BufferStore(padded, value(first, width), (ramp(start + first, 1, width),))
+
+        return vector_loop_with_tail(simplify(count), lanes, store_vector)
+
     def emit_zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
-        """Store `count` zeros from `start` on."""
-
-        def store_zeros(first: PrimExpr, width: int) -> Stmt:
-            """Store zeros into the padded row."""
-            zero = broadcast(const(0.0, "float32"), width)
-            return BufferStore(padded, zero, (ramp(start + first, 1, width),))
-
-        return vector_loop_with_tail(simplify(count), lanes, store_zeros)
-
-    def emit_copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
-        """Copy `count` elements of the line, in vectors."""
-
-        def copy_vector(first: PrimExpr, width: int) -> Stmt:
-            """Copy a vector of the row, widened to float32."""
-            load = load_as_float32(data, origin + first, width)
-            return BufferStore(padded, load, (ramp(start + first, 1, width),))
-
-        return vector_loop_with_tail(simplify(count), lanes, copy_vector)
+        return emit_run(start, count, lambda _, width: broadcast(const(0.0, "float32"), width))
 
     inside = seq(
         emit_zeros(at, left_pixels * channels),
-        emit_copy(at + left_pixels * channels, source, width * channels),
+        emit_run(
+            at + left_pixels * channels,
+            width * channels,
+            lambda first, lanes: load_as_float32(data, source + first, lanes),
+        ),
         emit_zeros(at + (left_pixels + width) * channels, right * channels),
     )
     image, is_image = geometry.unpadded_slice(image)
