@@ -5,15 +5,25 @@ products.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.kernels.decision import Decision
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import PrimFunc, Stmt
+from ekiden.tir.stmt import LetStmt, PrimFunc, Stmt
+
+LetBindings: TypeAlias = list[tuple[Var, PrimExpr]]
+"""Let-bindings: variables with their values."""
+
+
+def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
+    """Wrap a statement in let-bindings."""
+    for name, value in reversed(lets):
+        body = LetStmt(name, value, body)
+    return body
 
 
 def declare_parameters(
@@ -105,10 +115,12 @@ def kernel_builder(
 
 
 __all__ = [
+    "LetBindings",
     "create_tiled_function",
     "declare_extern_parameters",
     "declare_parameters",
     "kernel_builder",
     "product_of_dims",
     "unflatten_row",
+    "wrap_in_lets",
 ]  # fmt: skip

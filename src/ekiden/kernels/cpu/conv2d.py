@@ -45,14 +45,20 @@ from ekiden.kernels.micro_kernels.matrix_tiles import (
     emit_matrix_tile,
     row_tiles_with_tail,
 )
-from ekiden.kernels.micro_kernels.prefetch import LetBindings, PanelPrefetches, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
     RegisterTile,
     balanced_row_tiles,
     emit_register_tile,
     narrowest_lanes,
 )
-from ekiden.kernels.prim_builder import declare_parameters, kernel_builder, product_of_dims
+from ekiden.kernels.prim_builder import (
+    LetBindings,
+    declare_parameters,
+    kernel_builder,
+    product_of_dims,
+    wrap_in_lets,
+)
 from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
 from ekiden.kernels.spaces.conv import default_decision, is_short_line, search_space
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -37,9 +37,8 @@ from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family, MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.prefetch import LetBindings, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
-from ekiden.kernels.prim_builder import kernel_builder
+from ekiden.kernels.prim_builder import LetBindings, kernel_builder, wrap_in_lets
 from ekiden.kernels.spaces.conv import is_short_line
 from ekiden.kernels.stages import has_known_weights
 from ekiden.runtime.lazy_dataclass import dataclass

@@ -20,9 +20,8 @@ from ekiden.kernels.cpu.padding import BandLoop, lines_per_band
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.micro_kernels.depthwise_tiles import ElementProducts, emit_depthwise_sums
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import RegisterTile, balanced_row_tiles
-from ekiden.kernels.prim_builder import declare_parameters
+from ekiden.kernels.prim_builder import declare_parameters, wrap_in_lets
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import StoreVector, SumLoop

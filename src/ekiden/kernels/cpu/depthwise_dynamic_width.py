@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
-from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import SumLoop
 

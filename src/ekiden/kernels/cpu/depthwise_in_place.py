@@ -38,11 +38,11 @@ from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
 from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
-from ekiden.kernels.prim_builder import kernel_builder
+from ekiden.kernels.prim_builder import kernel_builder, wrap_in_lets
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import SumLoop
 
 MAX_UNROLLED_EDGE_TAPS = 512
@@ -190,9 +190,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             (low, simplify(maximum(const(0), y * sy - top))),
             (high, simplify(minimum(size, (y + count - 1) * sy - top + reach))),
         ]
-        for name, value in reversed(lets):
-            inside = LetStmt(name, value, inside)
-        return For(band, const(0), simplify(n * per_image), ForKind.PARALLEL, inside, {"grain": 1})
+        body, bands = wrap_in_lets(lets, inside), simplify(n * per_image)
+        return For(band, const(0), bands, ForKind.PARALLEL, body, {"grain": 1})
 
     def emit_band_copy(
         self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, columns: int

@@ -17,6 +17,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.conv_geometry import ConvGeometry
 from ekiden.kernels.micro_kernels.register_tiles import vector_loop_with_tail
 from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -99,10 +100,9 @@ class BandLoop:
             (first, band % per_image * self.lines),
             (count, simplify(minimum(const(self.lines), height - first))),
         ]
-        for name, value in reversed(lets):
-            inside = LetStmt(name, value, inside)
         bands = simplify(n * per_image)
-        return For(band, const(0), bands, ForKind.PARALLEL, inside, {"grain": 1})
+        loop = wrap_in_lets(lets, inside)
+        return For(band, const(0), bands, ForKind.PARALLEL, loop, {"grain": 1})
 
 
 def emit_pad_row(

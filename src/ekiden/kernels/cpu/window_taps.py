@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
-from ekiden.kernels.micro_kernels.prefetch import LetBindings
+from ekiden.kernels.prim_builder import LetBindings
 from ekiden.runtime.lazy_dataclass import dataclass
 
 TapRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]

@@ -52,7 +52,7 @@ from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
     WIDENED_DTYPE,
     RegisterTile,
@@ -61,7 +61,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     emit_register_tile,
 )
 from ekiden.kernels.micro_kernels.vector_memory import load_vector
-from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
+from ekiden.kernels.prim_builder import declare_parameters, kernel_builder, wrap_in_lets
 from ekiden.kernels.spaces.winograd import (
     INT8_ARITHMETIC,
     default_decision,

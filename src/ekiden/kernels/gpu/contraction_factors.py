@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
-from ekiden.kernels.gpu.vector_access import access_stride
+from ekiden.kernels.gpu.vector_access import access_stride, unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
@@ -38,6 +38,11 @@ class ContractionFactors:
     def num_elements(self, axes: Sequence[Var]) -> PrimExpr:
         """Return the product of the extents of axes."""
         return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
+
+    def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
+        """Return the axis values of a flat index."""
+        at = unravel_index(number, [self.extents[v] for v in axes]) if axes else []
+        return dict(zip(axes, at, strict=True))
 
 
 def match_contraction(anchor: Tensor) -> ContractionFactors | None:

@@ -9,7 +9,7 @@ rest is as in `tiled_matmul`, of int32 along words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -31,7 +31,7 @@ from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
 from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import BufferLoad, ramp
-from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, PrimFunc, Stmt
 
 DOT_WORD_BYTES = 4
 """Bytes per dot-product word."""
@@ -186,22 +186,7 @@ class Int8DotKernel(TiledMatmulKernel):
         read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
         return is_unit_stride(read, {self.innermost_axis: step}, step)
 
-    def emit_step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Emit the dot products of one word of k for all accumulators."""
-        names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
-        names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        body = seq(
-            *(
-                self._emit_dot(i * self.columns + j, x, y)
-                for i, x in enumerate(names_a)
-                for j, y in enumerate(names_b)
-            )
-        )
-        for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
-            body = LetStmt(name, value, body)
-        return body
-
-    def _emit_dot(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+    def emit_product(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Emit the dot product of two words, added to an accumulator."""
         at, op = (const(number),), dot_feature(*self.factor_dtypes)
         total = BufferLoad(self.sums, at, self.dtype)

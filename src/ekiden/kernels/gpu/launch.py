@@ -15,7 +15,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.inline import ProducerInliner, is_injective, post_order_tensors
 from ekiden.te.prim_func import TensorBufferMap
-from ekiden.te.reducer import Reduce
+from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import (
@@ -141,6 +141,15 @@ def serial_loop(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
     """Return a serial loop within a thread."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.SERIAL, body)
+
+
+def reduction_loops(axes: Sequence[ReduceAxis], names: Mapping[Var, PrimExpr], body: Stmt) -> Stmt:
+    """Return serial loops over reduction axes, whose variables are given by name."""
+    for r in reversed(axes):
+        var = names[r]
+        assert isinstance(var, Var)
+        body = serial_loop(var, r.extent, body)
+    return body
 
 
 def unrolled_loop(var: Var, count: int, body: Stmt) -> Stmt:

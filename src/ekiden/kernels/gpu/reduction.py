@@ -25,7 +25,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family, known_extent
-from ekiden.kernels.gpu.launch import is_long_reduction, serial_loop
+from ekiden.kernels.gpu.launch import is_long_reduction, reduction_loops, serial_loop
 from ekiden.kernels.gpu.vector_access import (
     are_contiguous,
     collect_loads,
@@ -224,8 +224,4 @@ class _VectorReduction:
                 body,
                 serial_loop(tail_index, tail_extent, BufferStore(self.remainder_sum, one, zero)),
             )
-        for r in reversed(outer_axes):
-            var = self.loop_vars[r]
-            assert isinstance(var, Var)
-            body = serial_loop(var, r.extent, body)
-        return body
+        return reduction_loops(outer_axes, self.loop_vars, body)

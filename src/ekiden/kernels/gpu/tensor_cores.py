@@ -250,8 +250,8 @@ class TensorCoreKernel(TiledMatmulKernel):
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
         m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
-        at = self.axis_values(f.rows, m) | self.axis_values(f.columns, n + by)
-        at |= self.axis_values(f.batch, self.block_z)
+        at = f.axis_values(f.rows, m) | f.axis_values(f.columns, n + by)
+        at |= f.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.shared_sums, (row * self.pitch + column + by,), self.dtype)
         store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
         store = (

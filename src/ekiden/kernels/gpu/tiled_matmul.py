@@ -28,7 +28,13 @@ from ekiden.kernels.gpu.contraction_factors import (
     is_unit_stride,
     match_contraction,
 )
-from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop, unrolled_loop
+from ekiden.kernels.gpu.launch import (
+    ReductionGroup,
+    reduction_loops,
+    serial_loop,
+    thread_loop,
+    unrolled_loop,
+)
 from ekiden.kernels.gpu.shared_tile import RegisterOperands, SharedTile
 from ekiden.kernels.gpu.vector_access import (
     access_width,
@@ -37,13 +43,14 @@ from ekiden.kernels.gpu.vector_access import (
     unravel_index,
     vector_loop,
 )
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations
 from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 MAX_STAGED_REGISTER_BYTES = 128
@@ -261,17 +268,16 @@ class TiledMatmulKernel:
         own = self.thread % self.lanes * self.adjacent_columns + j % self.adjacent_columns
         return own + j // self.adjacent_columns * (self.lanes * self.adjacent_columns)
 
-    def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
-        """Return the axis values of a flat index."""
-        at = unravel_index(number, [self.factors.extents[v] for v in axes]) if axes else []
-        return dict(zip(axes, at, strict=True))
-
     def factor_at(
         self, value: PrimExpr, axes: Sequence[Var], number: PrimExpr, k: object
     ) -> PrimExpr:
         """Return a factor at a flat index of its axes and values of k."""
         assert isinstance(k, dict)
-        at = self.axis_values(axes, number) | self.axis_values(self.factors.batch, self.block_z) | k
+        at = (
+            self.factors.axis_values(axes, number)
+            | self.factors.axis_values(self.factors.batch, self.block_z)
+            | k
+        )
         return self.group.lower_at(value, at)
 
     def emit_prologue(self) -> Stmt:
@@ -284,17 +290,18 @@ class TiledMatmulKernel:
         """Emit the multiply-adds of one step of k."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        stores: list[Stmt] = []
-        for i, x in enumerate(names_a):
-            for j, y in enumerate(names_b):
-                at = (const(i * self.columns + j),)
-                stores.append(
-                    BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + x * y, at)
-                )
-        body = seq(*stores)
-        for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
-            body = LetStmt(name, value, body)
-        return body
+        products = [
+            self.emit_product(i * self.columns + j, x, y)
+            for i, x in enumerate(names_a)
+            for j, y in enumerate(names_b)
+        ]
+        lets = [*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]
+        return wrap_in_lets(lets, seq(*products))
+
+    def emit_product(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+        """Emit the product of two elements, added to an accumulator."""
+        at = (const(number),)
+        return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + x * y, at)
 
     def emit_unshared_nest(self) -> Stmt:
         """Emit a loop nest in which each thread reads global memory; indices past the last row and
@@ -308,12 +315,7 @@ class TiledMatmulKernel:
         columns = [minimum(self.global_column(j), self.n - 1) for j in range(self.columns)]
         a = [self.factor_at(f.a, f.rows, at, names) for at in rows]
         b = [self.factor_at(f.b, f.columns, at, names) for at in columns]
-        body = self.emit_step(a, b)
-        for r in reversed(axes):
-            var = names[r]
-            assert isinstance(var, Var)
-            body = serial_loop(var, r.extent, body)
-        return body
+        return reduction_loops(axes, names, self.emit_step(a, b))
 
     def create_shared_tile(
         self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, contiguous_count: int = 1
@@ -601,10 +603,10 @@ class TiledMatmulKernel:
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
-        at = self.axis_values(f.rows, self.global_row(i)) | self.axis_values(
+        at = self.factors.axis_values(f.rows, self.global_row(i)) | self.factors.axis_values(
             f.columns, self.global_column(j) + by
         )
-        at |= self.axis_values(f.batch, self.block_z)
+        at |= self.factors.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
         store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
         if self.adjacent_columns > 1:

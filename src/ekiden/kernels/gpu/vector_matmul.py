@@ -21,7 +21,7 @@ wherever its elements came from. Between two chunks of k the thread's memory kee
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ekiden.arith import simplify
@@ -36,8 +36,9 @@ from ekiden.kernels.gpu.contraction_factors import (
     match_contraction,
     stride_bound,
 )
-from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop
+from ekiden.kernels.gpu.launch import ReductionGroup, reduction_loops, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import lanes_fitting, tile_start, unravel_index
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations
@@ -59,17 +60,9 @@ def contiguous_column_axes(factors: ContractionFactors) -> tuple[Var, ...]:
     """Return the trailing column axes along which elements are contiguous."""
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
-        if is_unit_stride(factors.b, _values_of_axes(factors, columns[first:], step), step):
+        if is_unit_stride(factors.b, factors.axis_values(columns[first:], step), step):
             return columns[first:]
     return columns[-1:]
-
-
-def _values_of_axes(
-    factors: ContractionFactors, axes: Sequence[Var], number: PrimExpr
-) -> dict[Var, PrimExpr]:
-    """Return the axis values of a flat index."""
-    at = unravel_index(number, [factors.extents[v] for v in axes])
-    return dict(zip(axes, at, strict=True))
 
 
 def choose_vector_axis(factors: ContractionFactors, max_lanes_: int) -> tuple[str, int]:
@@ -78,7 +71,7 @@ def choose_vector_axis(factors: ContractionFactors, max_lanes_: int) -> tuple[st
     """
     step, axes = Var("step"), contiguous_column_axes(factors)
     columns = lanes_fitting(max_lanes_, known_extent(factors.num_elements(axes)) if axes else 1)
-    is_near = bool(axes) and is_unit_stride(factors.b, _values_of_axes(factors, axes, step), step)
+    is_near = bool(axes) and is_unit_stride(factors.b, factors.axis_values(axes, step), step)
     if is_near and columns > 1:
         return ALONG_COLUMNS, columns
     last = factors.reduce_axes.axis[-1]
@@ -187,20 +180,20 @@ class VectorMatmulKernel:
         """Return the values of the axes that tiles do not cover."""
         f = self.factors
         batch, line = unravel_index(self.block, [f.num_elements(f.batch), self.lines])
-        return _values_of_axes(f, f.batch, batch) | _values_of_axes(f, self.untiled_axes, line)
+        return f.axis_values(f.batch, batch) | f.axis_values(self.untiled_axes, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the element of factor `a` at a row and values of k."""
         f = self.factors
         return self.group.lower_at(
-            f.a, _values_of_axes(f, f.rows, self.row_index(i)) | self.outer_axis_values() | dict(k)
+            f.a, f.axis_values(f.rows, self.row_index(i)) | self.outer_axis_values() | dict(k)
         )
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the element of factor `b` at a column and values of k."""
         f = self.factors
         return self.group.lower_at(
-            f.b, _values_of_axes(f, self.tiled_axes, column) | self.outer_axis_values() | dict(k)
+            f.b, f.axis_values(self.tiled_axes, column) | self.outer_axis_values() | dict(k)
         )
 
     def sum_indices(self) -> Iterator[tuple[int, int, int]]:
@@ -258,7 +251,7 @@ class VectorMatmulKernel:
                 self.emit_accumulate(i * self.columns + j, lane, a * y) for j, y in enumerate(names)
             ]
             rows_of_sums.append(LetStmt(a, value, seq(*sums)))
-        return _wrap_in_lets(zip(names, b, strict=True), seq(*rows_of_sums))
+        return wrap_in_lets([*zip(names, b, strict=True)], seq(*rows_of_sums))
 
     def emit_remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
         """Emit the scalar products of the remainder of k after the last full vector."""
@@ -289,11 +282,7 @@ class VectorMatmulKernel:
             if known_extent(remainder) != 0:
                 body = seq(body, serial_loop(step, remainder, scalar_step))
             outside = list(axes[:-1])
-        for r in reversed(outside):
-            var = k[r]
-            assert isinstance(var, Var)
-            body = serial_loop(var, r.extent, body)
-        return body
+        return reduction_loops(outside, k, body)
 
     def emit_results(self) -> Stmt:
         """Emit the epilogue and the stores."""
@@ -314,8 +303,8 @@ class VectorMatmulKernel:
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
         at = (
-            _values_of_axes(f, f.rows, self.row_index(i))
-            | _values_of_axes(f, self.tiled_axes, column)
+            f.axis_values(f.rows, self.row_index(i))
+            | f.axis_values(self.tiled_axes, column)
             | self.outer_axis_values()
         )
         return self.group.emit_store([at[a.var] for a in anchor.axis], value)
@@ -378,12 +367,6 @@ class VectorMatmulKernel:
             body = thread_loop(tile_index, self.band or self.num_row_tiles, "blockIdx.x", body)
         body = thread_loop(self.block_n, tiles_n, "blockIdx.y", body)
         return self.group.create_prim_func(thread_loop(around, outside, "blockIdx.z", body), name)
-
-
-def _wrap_in_lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    for var, value in reversed(list(named)):
-        body = LetStmt(var, value, body)
-    return body
 
 
 PANEL_STEPS = (1024, 512, 256, 128, 64, 32, 16)
@@ -560,11 +543,7 @@ class PackedPanelKernel(VectorMatmulKernel):
         for r in self.axes_after_split:
             k[r] = Var(r.name)
             number = number * r.extent + k[r]
-        body = make(k, number)
-        for r in reversed(self.axes_after_split):
-            var = k[r]
-            assert isinstance(var, Var)
-            body = serial_loop(var, r.extent, body)
+        body = reduction_loops(self.axes_after_split, k, make(k, number))
         remaining = minimum(self.split_axis.extent - first, self.max_chunk_steps)
         return serial_loop(step, self.max_chunk_steps if self.is_whole else remaining, body)
 
@@ -621,10 +600,7 @@ class PackedPanelKernel(VectorMatmulKernel):
             chunks = seq(copies, self.emit_band_loop(load, sums, save))
             count = (self.split_axis.extent + (self.max_chunk_steps - 1)) // self.max_chunk_steps
             chunks = serial_loop(self.chunk_index, simplify(count), chunks)
-            for r in reversed(self.axes_before_split):
-                var = self.outer_vars[r]
-                assert isinstance(var, Var)
-                chunks = serial_loop(var, r.extent, chunks)
+            chunks = reduction_loops(self.axes_before_split, self.outer_vars, chunks)
             body = seq(
                 self.emit_band_loop(self.emit_prologue(), save),
                 chunks,

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
-from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import RegisterTile
 from ekiden.kernels.micro_kernels.sum_loops import emit_sum_loops
 from ekiden.kernels.micro_kernels.vector_memory import load_as_float32
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, broadcast

@@ -7,19 +7,13 @@ panel into L2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.kernels.micro_kernels.register_tiles import PrefetchFn
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
-
-LetBindings: TypeAlias = list[tuple[Var, PrimExpr]]
-"""Let-bindings: variables with their values."""
+from ekiden.tir.stmt import Prefetch, Stmt
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +86,4 @@ class PanelPrefetches:
         return lets, emit_panel_prefetches
 
 
-def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
-    """Wrap a statement in let-bindings."""
-    for name, value in reversed(lets):
-        body = LetStmt(name, value, body)
-    return body
-
-
-__all__ = ["LetBindings", "PanelPrefetches", "wrap_in_lets"]
+__all__ = ["PanelPrefetches"]

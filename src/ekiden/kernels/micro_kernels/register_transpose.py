@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import shuffle
 from ekiden.ir.prim import PrimExpr, Var
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.target import Target
-from ekiden.tir.stmt import LetStmt, Stmt, seq
+from ekiden.tir.stmt import Stmt, seq
 
 SHUFFLE_GROUP_BITS = 128
 """Bits within which every processor shuffles in one instruction."""
@@ -106,9 +107,7 @@ def emit_transpose(
             columns[group_index * group_lanes + n] = var
     body = seq(*(emit_store_column(n, var) for n, var in enumerate(columns) if var is not None))
     # The last shuffle is bound innermost: each one reads vectors that were bound before it.
-    for var, value in reversed(lets):
-        body = LetStmt(var, value, body)
-    return body
+    return wrap_in_lets(lets, body)
 
 
 def emit_interleave(
@@ -146,9 +145,7 @@ def emit_interleave(
             current = lets[-1][0]
         stmts.append(emit_store_column(n, current))
     body = seq(*stmts)
-    for var, value in reversed(lets):
-        body = LetStmt(var, value, body)
-    return body
+    return wrap_in_lets(lets, body)
 
 
 __all__ = ["TRANSPOSABLE_DTYPES", "emit_interleave", "emit_transpose", "transpose_tile_size"]

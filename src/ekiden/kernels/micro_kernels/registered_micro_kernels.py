@@ -15,13 +15,14 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.kernels.micro_kernels.depthwise_tiles import emit_depthwise_tile
 from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
 from ekiden.kernels.micro_kernels.matrix_tiles import MatrixOperands, MatrixTile, emit_matrix_tile
-from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches
 from ekiden.kernels.micro_kernels.register_tiles import (
     LANES_OF_256_BITS,
     WIDENED_DTYPE,
     RegisterTile,
     emit_register_tile,
 )
+from ekiden.kernels.prim_builder import wrap_in_lets
 from ekiden.kernels.quantized.int8_dot import NARROW_DOT_FEATURE
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import Stmt
