@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from ekiden import te, tir
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.llvm import assembly
+from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir import PrimFunc, TensorIntrin
 from ekiden.tir.interpreter import run_prim_func
@@ -108,3 +112,29 @@ def test_descriptions_and_implementations_agree(name: str) -> None:
         run_prim_func(lower(func), *inputs)
         results.append(inputs[-1])
     np.testing.assert_array_equal(*results)
+
+
+FRESH_PROCESS = """
+from ekiden import te, tir
+
+a, b = te.placeholder((4, 6), name="a"), te.placeholder((6, 8), name="b")
+k = te.reduce_axis((0, 6), "k")
+c = te.compute((4, 8), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+sch = tir.Schedule(te.create_prim_func([a, b, c]))
+sch.tensorize(sch.get_loops("c")[0], "register_tile(lanes=8)")
+assert "acc" in str(sch.func)
+"""
+
+
+def test_a_micro_kernel_is_found_by_its_name_alone() -> None:
+    """As in the text of a trace, in a process that has imported no kernels."""
+    subprocess.run([sys.executable, "-c", FRESH_PROCESS], check=True, timeout=120)
+
+
+def test_an_unknown_micro_kernel_is_refused_with_those_there_are() -> None:
+    a = te.placeholder((4, 6), name="a")
+    k = te.reduce_axis((0, 6), "k")
+    c = te.compute((4,), lambda i: te.sum(a[i, k], k), name="c")
+    schedule = tir.Schedule(te.create_prim_func([a, c]))
+    with pytest.raises(ScheduleError, match="there are block_int8_tile, .*, register_tile"):
+        schedule.tensorize(schedule.get_loops("c")[0], "register_tiles(lanes=8)")

@@ -15,6 +15,7 @@ from dataclasses import field
 from functools import lru_cache
 from typing import ClassVar
 
+from ekiden._lazy import load_module
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order
@@ -164,6 +165,11 @@ class DescribedTile:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
+MICRO_KERNEL_MODULES = tuple(
+    f"ekiden.kernels.micro_kernels.{name}"
+    for name in ("registered_micro_kernels", "int4_tile", "block_tile")
+)
+"""Modules that register micro-kernels."""
 Options = Mapping[str, int]
 _KERNEL_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
@@ -216,11 +222,17 @@ class MicroKernel:
     def parse(text: str) -> tuple[MicroKernel, Options] | None:
         """Parse what `call` wrote; return None for a name without parentheses. Raises ScheduleError
         for an unknown kernel or option.
+
+        The modules of micro-kernels are imported on demand: a process that replays a trace knows
+        them by their names only.
         """
         match = _KERNEL_CALL_PATTERN.fullmatch(text)
         if match is None:
             return None
         name, option_text = match.groups()
+        if name not in MicroKernel._table:
+            for module in MICRO_KERNEL_MODULES:
+                load_module(module)
         kernel = MicroKernel._table.get(name)
         if kernel is None:
             available = ", ".join(sorted(MicroKernel._table))
