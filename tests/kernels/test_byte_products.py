@@ -266,12 +266,14 @@ def test_sum_of_two_int8_products_matches_integers() -> None:
     assert row.reference(10, a[0], b[0]) == 10 + 255 * -128 + 255 * 127
 
 
-@pytest.mark.parametrize("spread", [90, 26])
-def test_int8_recurrent_layer_matches_integers(spread: float) -> None:
+@pytest.mark.parametrize(("spread", "num_listed"), [(90, 0), (26, 0), (26, 1)])
+def test_int8_recurrent_layer_matches_integers(spread: float, num_listed: int) -> None:
     """The states are quantised in the kernel: to the same bytes, and from the same sums, whether
-    words are made to fit 16 bits (spread 26) or not: those of the definition."""
+    words are made to fit 16 bits (spread 26), some with a word listed behind the others, or not:
+    those of the definition."""
     rng, hidden = np.random.default_rng(0), 19
     bytes_ = some_weight(4 * hidden, hidden, spread)
+    bytes_[:, 8 : 8 + 2 * num_listed] = 127
     extras = {
         "scale": relay.const(np.full(4 * hidden, 0.02, "f")),
         "sums": relay.const(bytes_.sum(axis=1, dtype=np.int32)),

@@ -354,14 +354,13 @@ class RecurrentLayerKernel(VectorMemory):
         if self.word_indices is None or not self.num_residual_words:
             return None
         step = self.cell.num_gates * self.lanes * self.word_elements
-        word, origin = const(self.word_elements), base + self.depth * step
         return GatherLoop(
-            const(self.num_residual_words),
-            self.word_indices,
-            panel * self.num_residual_words,
-            origin,
-            word,
-            const(step),
+            extent=const(self.num_residual_words),
+            table=self.word_indices,
+            table_begin=panel * self.num_residual_words,
+            a_stride=const(self.word_elements),
+            b_base=base + self.depth * step,
+            b_stride=const(step),
         )
 
     def emit_cell(
