@@ -10,9 +10,9 @@ from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cpu.default import schedule_default
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.gpu.launch import THREADS_PER_BLOCK, emit_launch
 from ekiden.kernels.gpu.vector_access import unravel_index
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.target import Target
 from ekiden.te.inline import ProducerInliner
 from ekiden.te.prim_func import wrap_in_allocations
@@ -96,7 +96,7 @@ def _emit_check_launch(
     """Emit a kernel launch with one thread per checked index, before the launches that use it."""
     index, shape = Var("index"), check.values.shape
     at = unravel_index(index, shape)
-    extent = product_of_extents(shape) if shape else const(1)
+    extent = product_of_dims(shape) if shape else const(1)
     threads = THREADS_PER_BLOCK if shape else 1
     return emit_launch(index, extent, threads, check.create_assert(element(at), at))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import PrimExpr, const
+from ekiden.ir.prim import PrimExpr, const, maximum, minimum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 
@@ -25,6 +25,13 @@ class AttentionConfig:
     causal: str = ""
     softcap: float = 0.0
     nan_as_zero: bool = False
+
+    def num_visible_keys(self, row: PrimExpr, queries: PrimExpr, keys: PrimExpr) -> PrimExpr:
+        """Return the number of keys that a query attends to, counted from the first."""
+        if not self.causal:
+            return keys
+        shift = keys - queries if self.causal == "end" else const(0)
+        return maximum(minimum(row + shift + 1, keys), const(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,10 +264,7 @@ class AttentionKernel(VectorMemory):
 
     def num_visible_keys(self, row: PrimExpr) -> PrimExpr:
         """Return the number of keys that a query attends to, counted from the first."""
-        if not self.heads.causal:
-            return self.keys
-        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
-        return maximum(minimum(row + shift + 1, self.keys), const(0))
+        return self.heads.num_visible_keys(row, self.queries, self.keys)
 
     def finish_score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
                      is_last: bool) -> PrimExpr:  # fmt: skip

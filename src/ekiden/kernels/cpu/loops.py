@@ -31,6 +31,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
@@ -69,14 +70,6 @@ def element_cost(values: Sequence[PrimExpr]) -> int:
         isinstance(e, Intrinsic) and e.op in EXPENSIVE_INTRINSICS for e in post_order(*values)
     )
     return 4 if expensive else 1
-
-
-def product_of_extents(extents: Sequence[PrimExpr]) -> PrimExpr:
-    """Return the product of extents."""
-    total: PrimExpr = const(1)
-    for extent in extents:
-        total = total * extent
-    return simplify(total)
 
 
 class NestAccesses:
@@ -242,7 +235,7 @@ def _fused_parallel_loop(axes: Sequence[LoopAxis], grain: int, body: Stmt) -> St
     return For(
         joint,
         const(0),
-        product_of_extents([a.extent for a in axes]),
+        product_of_dims([a.extent for a in axes]),
         ForKind.PARALLEL,
         body,
         {"grain": grain},

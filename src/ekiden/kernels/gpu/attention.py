@@ -35,12 +35,15 @@ from ekiden.ir.prim import (
 )
 from ekiden.kernels.attention.attention_config import AttentionConfig, StridedOperand
 from ekiden.kernels.attention.scaled_dot_product import attention_sizes
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import serial_loop, thread_loop
-from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
+from ekiden.kernels.prim_builder import (
+    create_tiled_function,
+    declare_extern_parameters,
+    product_of_dims,
+)
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations
@@ -183,13 +186,6 @@ class _GpuAttentionKernel:
         """Return the KV head of a query head (grouped-query attention)."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         return self.h if heads is groups else self.h // simplify(heads // groups)
-
-    def num_visible_keys(self, query: PrimExpr) -> PrimExpr:
-        """Return the number of keys that a query attends to, counted from the first."""
-        if not self.heads.causal:
-            return self.keys
-        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
-        return maximum(minimum(query + shift + 1, self.keys), const(0))
 
     def query_index(self) -> PrimExpr:
         """Return the query of a thread, clamped to the last one."""
@@ -360,7 +356,9 @@ class _GpuAttentionKernel:
             )
             value = value + BufferLoad(self.bias, index, F32_DTYPE)
         return Select(
-            key < self.num_visible_keys(self.query_index()), value, const(-math.inf, F32_DTYPE)
+            key < self.heads.num_visible_keys(self.query_index(), self.queries, self.keys),
+            value,
+            const(-math.inf, F32_DTYPE),
         )
 
     def emit_running_max(self) -> Stmt:
@@ -446,7 +444,10 @@ class _GpuAttentionKernel:
         tile = Var("tile")
         last = minimum(self.first_query + (self.rows - 1), self.queries - 1)
         # Under a causal mask, tiles behind the last query's keys are skipped.
-        count = simplify((self.num_visible_keys(last) + (self.tile - 1)) // self.tile)
+        count = simplify(
+            (self.heads.num_visible_keys(last, self.queries, self.keys) + (self.tile - 1))
+            // self.tile
+        )
         phases = seq(
             self.emit_prologue(),
             serial_loop(tile, count, self.emit_key_tile(tile * self.tile)),
@@ -469,7 +470,7 @@ class _GpuAttentionKernel:
         shared_buffers = [self.shared_q, self.shared_k, self.shared_v, self.shared_probabilities]
         shared_buffers += self.largest.shared if self.by_warps else []
         blocks = simplify(
-            product_of_extents([self.q.dims["b"], self.q.dims["h"], self.tiles_per_head])
+            product_of_dims([self.q.dims["b"], self.q.dims["h"], self.tiles_per_head])
         )
         return thread_loop(
             self.block, blocks, "blockIdx.x", wrap_in_allocations(inner, shared_buffers)

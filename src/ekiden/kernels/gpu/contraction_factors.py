@@ -8,9 +8,9 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.vector_access import access_stride, unravel_index
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
@@ -33,11 +33,11 @@ class ContractionFactors:
     @property
     def reduction_size(self) -> PrimExpr:
         """Return the number of products per result element."""
-        return simplify(product_of_extents([r.extent for r in self.reduce_axes.axis]))
+        return simplify(product_of_dims([r.extent for r in self.reduce_axes.axis]))
 
     def num_elements(self, axes: Sequence[Var]) -> PrimExpr:
         """Return the product of the extents of axes."""
-        return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
+        return simplify(product_of_dims([self.extents[v] for v in axes])) if axes else const(1)
 
     def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
         """Return the axis values of a flat index."""

@@ -18,7 +18,6 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.launch import (
     MAX_LOCAL_BYTES,
@@ -32,6 +31,7 @@ from ekiden.kernels.gpu.reduction import emit_vector_row
 from ekiden.kernels.gpu.row_fusion import emit_fused_launch, group_launches, needs_fused_launch
 from ekiden.kernels.gpu.scan import emit_scan_launch
 from ekiden.kernels.gpu.vector_access import unravel_index
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import input_tensors
@@ -105,7 +105,7 @@ def _emit_launch(
     if row is None:
         return _bind_loops_to_threads(create_stage_nest(op, group, buffers), target)
     index, extents = Var("index"), [a.extent for a in op.axis]
-    count = product_of_extents(extents)
+    count = product_of_dims(extents)
     at = dict(zip((a.var for a in op.axis), unravel_index(index, extents), strict=True))
     return emit_launch(
         index, count, threads_per_block(count, target), substitute_statement(row, at)
@@ -185,7 +185,7 @@ class _WorkspaceRewriter(ExprRewriter):
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Move a large or dynamic allocation to a global workspace."""
         buffer = stmt.buffer
-        size = simplify(product_of_extents(buffer.shape) * dt.itemsize(buffer.dtype))
+        size = simplify(product_of_dims(buffer.shape) * dt.itemsize(buffer.dtype))
         is_own = isinstance(size, IntImm) and size.value <= MAX_LOCAL_BYTES
         if is_own or buffer.scope != "global" or not self._row_vars.isdisjoint(free_vars(size)):
             return super().visit_allocate(stmt)

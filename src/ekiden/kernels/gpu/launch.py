@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.vector_access import VectorAxes, tile_start, unravel_index, wide_access_axes
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -49,8 +49,8 @@ MAX_FEW_RESULTS = 256
 
 def is_long_reduction(op: ComputeOp) -> bool:
     """Return whether a reduction has few results and many elements each, as far as is known."""
-    results = known_extent(simplify(product_of_extents([a.extent for a in op.axis])))
-    elements = known_extent(simplify(product_of_extents([r.extent for r in op.reduce_axis])))
+    results = known_extent(simplify(product_of_dims([a.extent for a in op.axis])))
+    elements = known_extent(simplify(product_of_dims([r.extent for r in op.reduce_axis])))
     return (
         results is not None
         and elements is not None
@@ -243,18 +243,18 @@ class ComputationNest:
             lanes = wide_access_axes(self.block, target, THREADS_PER_BLOCK)
         if lanes is None:
             own = unravel_index(number, extents[len(at) :])
-            return self.element_at((*at, *own)), product_of_extents(extents[len(at) :]), 1
+            return self.element_at((*at, *own)), product_of_dims(extents[len(at) :]), 1
         outside, inside = extents[len(at) : lanes.first], extents[lanes.first :]
-        size, lane = simplify(product_of_extents(inside)), Var("lane")
+        size, lane = simplify(product_of_dims(inside)), Var("lane")
         vectors_per_row = simplify((size + (lanes.count - 1)) // lanes.count)
-        around, vector_index = unravel_index(number, [product_of_extents(outside), vectors_per_row])
+        around, vector_index = unravel_index(number, [product_of_dims(outside), vectors_per_row])
         # The last vector may overlap the one before, so no lane needs a guard.
         element_index = tile_start(vector_index, lanes.count, size) + lane
         body = self.element_at(
             (*at, *unravel_index(around, outside), *unravel_index(element_index, inside))
         )
         body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
-        return body, simplify(product_of_extents(outside) * vectors_per_row), lanes.count
+        return body, simplify(product_of_dims(outside) * vectors_per_row), lanes.count
 
     def element_at(self, coordinates: Sequence[PrimExpr]) -> Stmt:
         """Return the statement of the element at some coordinates, with its reduction loops."""

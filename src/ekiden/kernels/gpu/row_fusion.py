@@ -22,7 +22,6 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, substitute
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import (
@@ -38,6 +37,7 @@ from ekiden.kernels.gpu.launch import (
 )
 from ekiden.kernels.gpu.reduction import emit_vector_row
 from ekiden.kernels.gpu.vector_access import computes_with_vectors, unravel_index
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import TensorBufferMap, create_stage_nest, emit_stores, wrap_in_allocations
@@ -107,7 +107,7 @@ def _profitable_runs(
     is_one = len(run) > 1 and any(isinstance(_compute_op(g).body[0], Reduce) for g in run)
     if is_one:
         shape = _FusedRowsShape.from_run(run, target)
-        count = known_extent(simplify(product_of_extents(shape.rows)))
+        count = known_extent(simplify(product_of_dims(shape.rows)))
         few = count is not None and count < target.cores
         is_one = not few or (
             shape.length is not None
@@ -172,7 +172,7 @@ class _FusedRowsShape:
         inside = [
             [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
         ]
-        sizes = [known_extent(simplify(product_of_extents(extents))) for extents in inside]
+        sizes = [known_extent(simplify(product_of_dims(extents))) for extents in inside]
         static_sizes = [n for n in sizes if n is not None]
         length = max(static_sizes) if len(static_sizes) == len(sizes) else None
         is_short = length is not None and length < MIN_ROW_THREADS
@@ -222,9 +222,7 @@ def _choose_row_buffers(row: _RowEmitter, own: set[Tensor]) -> dict[Buffer, Buff
     shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
     for t in (t for g in row.run for t in g if t in own and not t.is_part):
-        size = known_extent(
-            simplify(product_of_extents(t.shape[shape.axes :]) * dt.itemsize(t.dtype))
-        )
+        size = known_extent(simplify(product_of_dims(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
         if size is not None:
             sizes[t] = size
     room, replacements = shape.row_memory_bytes, {}
@@ -315,7 +313,7 @@ class _RowEmitter:
             self.thread_group.thread,
             self.thread_group.threads,
         )
-        size, iteration = simplify(product_of_extents(self.inner_extents(op))), Var("turn")
+        size, iteration = simplify(product_of_dims(self.inner_extents(op))), Var("turn")
         number = iteration * threads + thread
         coordinates_ = (*at, *unravel_index(number, self.inner_extents(op)))
         if isinstance(op.body[0], Reduce):
@@ -386,7 +384,7 @@ class _RowEmitter:
         values = {a.var: coordinate for a, coordinate in zip(op.axis, where, strict=True)}
         # what a sum runs over may depend on the element it is for
         extents = [substitute(r.extent, values) for r in op.reduce_axis]
-        iteration, total = Var("turn"), simplify(product_of_extents(extents))
+        iteration, total = Var("turn"), simplify(product_of_dims(extents))
         # Strided by the block: neighbouring threads read neighbouring elements, which coalesces.
         number = iteration * thread_group.threads + thread_group.thread
         values |= dict(zip(op.reduce_axis, unravel_index(number, extents), strict=True))
@@ -406,7 +404,7 @@ class _RowEmitter:
 
     def has_single_element(self, group: ComputationGroup) -> bool:
         """Return whether a computation has one element per row."""
-        return is_const(simplify(product_of_extents(self.inner_extents(_compute_op(group)))), 1)
+        return is_const(simplify(product_of_dims(self.inner_extents(_compute_op(group)))), 1)
 
     def is_replicable(self, group: ComputationGroup) -> bool:
         """Return whether every thread of a block can hold a computation's result: a single element
@@ -430,7 +428,7 @@ class _RowEmitter:
 def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     """Emit the rows, one thread per row."""
     index, rows = Var("index"), row.shape.rows
-    at, count = unravel_index(index, rows), simplify(product_of_extents(rows))
+    at, count = unravel_index(index, rows), simplify(product_of_dims(rows))
     body = seq(*(row.emit_serial(group, at) for group in row.run))
     body = wrap_in_allocations(inside.visit(body), inside.buffers("local"))
     return emit_launch(
@@ -459,7 +457,7 @@ def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     lanes = wrap_in_allocations(
         thread_loop(thread_group.thread, thread_group.threads, "threadIdx.x", body), shared_buffers
     )
-    return thread_loop(block, simplify(product_of_extents(rows)), "blockIdx.x", lanes)
+    return thread_loop(block, simplify(product_of_dims(rows)), "blockIdx.x", lanes)
 
 
 __all__ = ["emit_fused_launch", "group_launches", "needs_fused_launch"]

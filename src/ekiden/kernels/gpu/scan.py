@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.block_reduction import ThreadGroup
 from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, serial_loop, thread_loop, threads_per_row
 from ekiden.kernels.gpu.vector_access import unravel_index
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import TensorBufferMap, wrap_in_allocations
@@ -92,7 +92,7 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, thread_group: Thread
         seq(begin, serial_loop(iteration, num_iterations, body)), [own, carried, *block_scan.local]
     )
     threads = thread_loop(thread_group.thread, thread_group.threads, "threadIdx.x", loops)
-    rows = simplify(product_of_extents(outer_extents)) if outer_extents else const(1)
+    rows = simplify(product_of_dims(outer_extents)) if outer_extents else const(1)
     return thread_loop(block, rows, "blockIdx.x", wrap_in_allocations(threads, block_scan.shared))
 
 

@@ -20,7 +20,6 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.contraction_factors import (
@@ -43,7 +42,7 @@ from ekiden.kernels.gpu.vector_access import (
     unravel_index,
     vector_loop,
 )
-from ekiden.kernels.prim_builder import wrap_in_lets
+from ekiden.kernels.prim_builder import product_of_dims, wrap_in_lets
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -383,7 +382,7 @@ class TiledMatmulKernel:
         at, step, number = self.element_of_round(tile, round_index)
         k, line_index = block * self.depth + step, side.first + number
         # Zeros behind the end add nothing to the sums, so the products need no guard.
-        inside = logical_and(k < simplify(product_of_extents(extents)), line_index < side.extent)
+        inside = logical_and(k < simplify(product_of_dims(extents)), line_index < side.extent)
         by = lane if tile.load_width > 1 else const(0)
         k, line_index = (k + by, line_index) if tile.is_k_contiguous else (k, line_index + by)
         steps = dict(zip(reduced, unravel_index(k, extents), strict=True))
@@ -495,7 +494,7 @@ class TiledMatmulKernel:
         self, steps: Callable[[SharedTile, SharedTile], Stmt]
     ) -> tuple[Stmt, list[Buffer]]:
         """Emit `steps` for each block of k in shared memory; return also its tiles."""
-        total = simplify(product_of_extents([r.extent for r in self.group.reduce.axis]))
+        total = simplify(product_of_dims([r.extent for r in self.group.reduce.axis]))
         count = simplify((total + (self.depth - 1)) // self.depth)
         if self.buffers == 2:
             return self.emit_double_buffered(steps, count)

@@ -18,7 +18,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const, maximum, minimum
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
-from ekiden.kernels.cpu.loops import product_of_extents
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad
@@ -73,7 +73,7 @@ class VectorAxes:
         step, adds = Var("step"), len(axes) < len(block.iter_vars)
         for first in range(min_axis, len(axes)):
             extents = [i.extent for i in axes[first:]]
-            size = simplify(product_of_extents(extents))
+            size = simplify(product_of_dims(extents))
             count = lanes_fitting(limit, size.value if isinstance(size, IntImm) else None)
             # The last vector overlaps the one before, which is harmless for stores but not for
             # sums.
@@ -227,7 +227,7 @@ def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes |
     loads, stores = collect_accesses(body)
     accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]
     limit = max_access_width(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
-    total = simplify(product_of_extents([i.extent for i in axes])) if axes else const(1)
+    total = simplify(product_of_dims([i.extent for i in axes])) if axes else const(1)
     conditions = _guard_conditions(body.value)
     for first in range(len(axes)) if limit > 1 else ():
         extents = [i.extent for i in axes[first:]]
@@ -262,7 +262,7 @@ def access_width(
         limit: The upper limit of the lanes.
         conditions: Expressions that must be the same for all lanes.
     """
-    size = simplify(product_of_extents(extents)) if extents else const(1)
+    size = simplify(product_of_dims(extents)) if extents else const(1)
     first, lane = Var("first"), Var("lane")
     for lanes in ACCESS_WIDTHS:
         # No vector may cross the end of the axes.

@@ -27,7 +27,6 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
-from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Overrides
 from ekiden.kernels.family import known_extent
 from ekiden.kernels.gpu.contraction_factors import (
@@ -38,7 +37,7 @@ from ekiden.kernels.gpu.contraction_factors import (
 )
 from ekiden.kernels.gpu.launch import ReductionGroup, reduction_loops, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import lanes_fitting, tile_start, unravel_index
-from ekiden.kernels.prim_builder import wrap_in_lets
+from ekiden.kernels.prim_builder import product_of_dims, wrap_in_lets
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import wrap_in_allocations
@@ -516,7 +515,7 @@ class PackedPanelKernel(VectorMatmulKernel):
         self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.axes_before_split}
         self.chunk_index, self.tile = Var("part"), Var("tile")
         steps = simplify(
-            product_of_extents(
+            product_of_dims(
                 [const(self.max_chunk_steps), *(r.extent for r in self.axes_after_split)]
             )
         )
