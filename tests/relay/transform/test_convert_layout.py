@@ -238,8 +238,9 @@ def _step(
             longer = tuple(d + 3 if i == axis else d for i, d in enumerate(shape))
             return op.nn.pad(x, width, const(0.0)), longer
         case "slice":
-            axis, step = draw(st.integers(0, rank - 1)), draw(st.sampled_from([-1, 1]))
-            result = op.strided_slice(x, [0 if step > 0 else -1], [step], [step], [axis - rank])
+            axis = draw(st.integers(0, rank - 1))
+            begin, end, step = draw(st.sampled_from([(0, 1, 1), (-1, -2, -1)]))
+            result = op.strided_slice(x, [begin], [end], [step], [axis - rank])
             return result, tuple(1 if i == axis else d for i, d in enumerate(shape))
         case "parts":
             axis = draw(st.integers(0, rank - 1))
