@@ -7,6 +7,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, te, tir
+from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Add, PrimExpr, Var, const, fold_binary
 from ekiden.ir.structural import structural_equal
@@ -314,6 +315,18 @@ def test_module_of_both_languages() -> None:
     assert "def product(" in text and 'I.relay("""' in text
     back = tir.parse(text)
     assert structural_equal(back, module)
+
+
+def test_relay_functions_of_a_script_call_its_loop_programs() -> None:
+    x = te.placeholder((4,), name="x")
+    twice = te.create_prim_func([x, te.compute((4,), lambda i: x[i] * 2.0)])
+    var, name = relay.var("y", shape=(4,)), GlobalVar("twice")
+    body = relay.nn.relu(relay.Call(name, [var]))
+    module = IRModule({name: twice, "main": relay.Function([var], body)})
+    back = tir.parse(module.script())
+    assert isinstance(back, IRModule) and structural_equal(back, module)
+    result = ekiden.compile(back)(np.float32([-1, 0, 1, 2]))
+    assert result.numpy().tolist() == [0, 0, 2, 4]
 
 
 @pytest.mark.parametrize("name", ["x.1", "class", "a b", 'a"""b', "1", "", "\\n", "größe"])

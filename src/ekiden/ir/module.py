@@ -24,7 +24,7 @@ class IRModule:
     """Printer of modules as text, set by `ekiden.relay.text_hooks`."""
     script_printer: ClassVar[Callable[[IRModule, str], str] | None] = None
     """Printer of modules as TVMScript, set by `ekiden.tir.printer`."""
-    relay_reader: ClassVar[Callable[[str], IRModule] | None] = None
+    relay_reader: ClassVar[Callable[[str, str, IRModule], IRModule] | None] = None
     """Parser of Relay text in scripts, set by `ekiden.relay.parser`."""
     html_printer: ClassVar[Callable[[IRModule], str] | None] = None
     """Printer of modules as HTML, set by `ekiden.relay.text_hooks` and `ekiden.tir.printer_hooks`.

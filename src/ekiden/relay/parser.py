@@ -636,6 +636,6 @@ def _read_metadata(source: SourceText, text: str) -> Entries:
         source.raise_parse_error(start, f"the meta data cannot be read: {error}")
 
 
-IRModule.relay_reader = staticmethod(fromtext)
+IRModule.relay_reader = staticmethod(parse)
 
 __all__ = ["fromtext", "parse", "parse_expr"]

@@ -16,6 +16,7 @@ import ml_dtypes
 
 from ekiden.ir import dtype as dt
 from ekiden.ir import intrinsic, prim
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import (
     AnyDim,
@@ -498,13 +499,13 @@ class ModuleNamespace:
         self.ir_module: object = None
         """The decorator; set where it is defined."""
 
-    def relay(self, text: str) -> IRModule:
-        """Parse Relay functions and types from text. Raises ValueError before `ekiden.relay` is
-        loaded.
+    def relay(self, text: str) -> RelayText:
+        """Return the text of Relay functions and types, which may call the module's loop programs.
+        Raises ValueError before `ekiden.relay` is loaded.
         """
         if IRModule.relay_reader is None:
             raise ValueError("I.relay: import ekiden.relay first")
-        return IRModule.relay_reader(text)
+        return RelayText(text)
 
     def module_attrs(self, attrs: Mapping[str, object]) -> ModuleAttrs:
         """Return the attributes of a module."""
@@ -512,6 +513,18 @@ class ModuleNamespace:
 
     def __repr__(self) -> str:
         return "I"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayText:
+    """The text that I.relay declares, parsed when the loop programs of the module are known."""
+
+    text: str
+
+    def parse(self, functions: Mapping[GlobalVar | str, BaseFunc]) -> IRModule:
+        """Return the module of these functions and of the text's. Raises ParseError."""
+        assert IRModule.relay_reader is not None
+        return IRModule.relay_reader(self.text, "text", IRModule(functions))
 
 
 @dataclass(frozen=True, slots=True)

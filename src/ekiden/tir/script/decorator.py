@@ -13,7 +13,7 @@ from typing import overload
 from ekiden.ir.diagnostics import reports_errors
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.tir.script.builtins import I, T
+from ekiden.tir.script.builtins import I, RelayText, T
 from ekiden.tir.script.evaluate import ScriptSource
 from ekiden.tir.script.parser import parse_function, parse_python_ast
 from ekiden.tir.stmt import PrimFunc
@@ -105,15 +105,13 @@ def ir_module(
         return ir_module
     del check_well_formed
     functions: dict[GlobalVar | str, BaseFunc] = {}
-    relay_module = IRModule()
+    relay = RelayText("")
     for name, value in vars(cls).items():
         if isinstance(value, BaseFunc):
             functions[name] = value
-        elif isinstance(value, IRModule):
-            relay_module = value
-    merged: dict[GlobalVar | str, BaseFunc] = dict(relay_module.functions.items())
-    merged.update(functions)
-    return IRModule(merged, relay_module.type_definitions, relay_module.attrs)
+        elif isinstance(value, RelayText):
+            relay = value
+    return relay.parse(functions) if relay.text else IRModule(functions)
 
 
 I.ir_module = ir_module

@@ -620,7 +620,7 @@ def from_source(
 
 def _parse_class(node: ast.ClassDef, source: ScriptSource, scope: Mapping[str, object]) -> IRModule:
     functions: dict[GlobalVar | str, BaseFunc] = {}
-    relay, attrs = IRModule(), script.ModuleAttrs({})
+    relay, attrs = script.RelayText(""), script.ModuleAttrs({})
     evaluator = Evaluator(source, scope)
     for member in node.body:
         match member:
@@ -628,7 +628,7 @@ def _parse_class(node: ast.ClassDef, source: ScriptSource, scope: Mapping[str, o
                 functions[member.name] = parse_function(member, source, scope)
             case ast.Assign(value=value) | ast.Expr(value=value):
                 member_value = evaluator.evaluate(value)
-                relay = member_value if isinstance(member_value, IRModule) else relay
+                relay = member_value if isinstance(member_value, script.RelayText) else relay
                 attrs = member_value if isinstance(member_value, script.ModuleAttrs) else attrs
             case ast.Pass():
                 pass
@@ -636,9 +636,8 @@ def _parse_class(node: ast.ClassDef, source: ScriptSource, scope: Mapping[str, o
                 source.raise_error(
                     member, "a module has functions under @T.prim_func, and I.relay(text)"
                 )
-    merged: dict[GlobalVar | str, BaseFunc] = dict(relay.functions.items())
-    merged.update(functions)
-    return IRModule(merged, relay.type_definitions, attrs.values)
+    module = relay.parse(functions) if relay.text else IRModule(functions)
+    return IRModule(module.functions, module.type_definitions, {**module.attrs, **attrs.values})
 
 
 __all__ = ["FunctionParser", "ScriptSource", "from_source", "parse_function"]
