@@ -551,7 +551,7 @@ def _matmul_family(tag: str) -> Family:
         default_decision=default_decision,
         build_unscheduled=kernel_builder(partial(_MatmulKernel, tag=tag)),
         unscheduled_reason=(
-            "as schedules they are as fast, but scheduling takes four to ten times as long"
+            "as schedules they are as fast, but scheduling takes four to twelve times as long"
         ),
     )
 

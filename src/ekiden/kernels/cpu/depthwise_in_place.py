@@ -384,7 +384,7 @@ FAMILY = Family(
     default_decision=default_decision,
     build_unscheduled=kernel_builder(create_depthwise_kernel),
     unscheduled_reason=(
-        "as a schedule it is as fast, but scheduling takes four to eight times as long"
+        "as schedules they are as fast, but scheduling takes four to twelve times as long"
     ),
     special_epilogues=(RANGE_EPILOGUE,),
     writes_strided_rows=True,
