@@ -5,8 +5,8 @@ shared memory that ptxas reports.
     scripts/cuda_resource_usage.py            print the table
     scripts/cuda_resource_usage.py --write    write it to docs/cuda-kernels.md
 
-The families are the cases of tests/device/test_gpu_kernel_families.py and of tests beside it. No GPU is
-needed; the figures are those of the compiler's version, which the page names.
+The families are the cases of tests/device/test_gpu_kernel_families.py and of tests beside it. No
+GPU is needed; the figures are those of the compiler's version, which the page names.
 """
 
 import argparse
@@ -20,9 +20,9 @@ REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY_ROOT / "tests" / "device"), str(REPOSITORY_ROOT / "tests")]
 
 import test_cuda_text as cuda  # noqa: E402
+import test_gpu_kernel_families as families  # noqa: E402
 import test_int8_matmul as bytes_  # noqa: E402
 import test_tensor_cores as tensors  # noqa: E402
-import test_gpu_kernel_families as families  # noqa: E402
 
 from ekiden.codegen.device import DeviceKernel  # noqa: E402
 from ekiden.target import Target  # noqa: E402
