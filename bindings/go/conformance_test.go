@@ -389,7 +389,7 @@ func TestFunctionsFromGoroutines(t *testing.T) {
 	runtime.GC()
 }
 
-func TestAPanicIsAnError(t *testing.T) {
+func TestPanicIsError(t *testing.T) {
 	function, _ := NewFunction(func(...Value) (Value, error) { panic("it broke") })
 	_, err := function.Call()
 	var known *Error
@@ -398,7 +398,7 @@ func TestAPanicIsAnError(t *testing.T) {
 	}
 }
 
-func TestWhatIsClosedIsAnError(t *testing.T) {
+func TestClosedHandleIsError(t *testing.T) {
 	function, _ := NewFunction(func(...Value) (Value, error) { return nil, nil })
 	for range 2 {
 		if err := function.Close(); err != nil {
@@ -424,7 +424,7 @@ func TestWhatIsClosedIsAnError(t *testing.T) {
 	}
 }
 
-func TestElementsHaveTheirTypeAndNumber(t *testing.T) {
+func TestTensorElementTypeAndCount(t *testing.T) {
 	if _, err := NewTensor([]int32{1, 2}, 3); err == nil {
 		t.Error("a shape of 3 for 2 elements")
 	}

@@ -12,11 +12,11 @@ import (
 	"unsafe"
 )
 
-// Function is a function that any language may have made.
+// Function is a packed function, of any language.
 type Function struct{ *counted }
 
-// NewFunction is a function that every language can call, from any thread. One that panics is a
-// RuntimeError there.
+// NewFunction returns a function that every language can call, from any thread. A panic of body is a
+// RuntimeError of the call.
 func NewFunction(body func(...Value) (Value, error)) (*Function, error) {
 	object, err := newCallback(body)
 	if err != nil {
@@ -117,7 +117,7 @@ func Register(name string, body func(...Value) (Value, error)) error {
 	return err
 }
 
-// Remove takes a name away; whether there was a function of it.
+// Remove removes a global function, and returns whether it was registered.
 func Remove(name string) (bool, error) {
 	text := C.CString(name)
 	defer C.free(unsafe.Pointer(text))
@@ -125,7 +125,7 @@ func Remove(name string) (bool, error) {
 	return code == 1, err
 }
 
-// Global is the function of a name, or a KeyError.
+// Global returns the global function of a name, or a KeyError.
 func Global(name string) (*Function, error) {
 	text := C.CString(name)
 	defer C.free(unsafe.Pointer(text))

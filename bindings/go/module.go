@@ -27,7 +27,7 @@ func Load(path string) (*Module, error) {
 	return &Module{own(made)}, nil
 }
 
-// Names is the names of its functions; none of a shared library, which cannot list them.
+// Names returns the names of its functions; none for a shared library, which cannot list them.
 func (m *Module) Names() ([]string, error) {
 	object, err := m.get()
 	if err != nil {
@@ -85,7 +85,7 @@ func (m *Module) Function(name string) (*Function, error) {
 	return nil, failed("AttributeError", "module: no function named '%s'; there are %s", name, there)
 }
 
-// Inputs is tensors by the names of a function's inputs.
+// Inputs maps the names of a function's inputs to tensors.
 type Inputs map[string]*Tensor
 
 // KernelTime is how often a kernel ran, and for how long.
@@ -140,7 +140,7 @@ func (m *Model) index(function string) (int, error) {
 	return 0, err
 }
 
-// Inputs is the names of a function's inputs, in their order, or an AttributeError.
+// Inputs returns the names of a function's inputs, in their order, or an AttributeError.
 func (m *Model) Inputs(function string) ([]string, error) {
 	index, err := m.index(function)
 	if err != nil {
@@ -155,7 +155,7 @@ func (m *Model) Inputs(function string) ([]string, error) {
 	})
 }
 
-func (m *Model) arranged(function string, inputs Inputs) ([]Value, error) {
+func (m *Model) positionalArgs(function string, inputs Inputs) ([]Value, error) {
 	wanted, err := m.Inputs(function)
 	if err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (m *Model) arranged(function string, inputs Inputs) ([]Value, error) {
 // Run runs a function with inputs by name: a *Tensor, or []Value of several. An InputError names the
 // input that is missing, too many, or of another type or shape.
 func (m *Model) Run(function string, inputs Inputs) (Value, error) {
-	args, err := m.arranged(function, inputs)
+	args, err := m.positionalArgs(function, inputs)
 	if err != nil {
 		return nil, err
 	}
@@ -245,9 +245,9 @@ func flatten(value Value, found []*Tensor) []*Tensor {
 	return found
 }
 
-// Profile runs a function and tells how long each of its kernels took.
+// Profile runs a function, and returns its result with the time of each kernel call.
 func (m *Model) Profile(function string, inputs Inputs) (Value, []KernelTime, error) {
-	args, err := m.arranged(function, inputs)
+	args, err := m.positionalArgs(function, inputs)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -29,7 +29,7 @@ type Field struct {
 	Kind Kind
 }
 
-// Define defines a type, which every language in the process then knows.
+// Define registers an object type for all languages of the process.
 func Define(key string, fields ...Field) error {
 	f, err := newFrame(nil)
 	defer f.close()
@@ -55,7 +55,7 @@ func Define(key string, fields ...Field) error {
 	return err
 }
 
-// New is an object of a defined type, from the values of its first fields.
+// New returns an object of a defined type, from the values of its first fields.
 func New(key string, values ...Value) (*Object, error) {
 	f, err := newFrame(values)
 	defer f.close()
@@ -74,7 +74,7 @@ func New(key string, values ...Value) (*Object, error) {
 	return &Object{own(made)}, nil
 }
 
-// TypeKey is the key of its type, such as "relay.Function".
+// TypeKey returns the key of its type, such as "relay.Function".
 func (o *Object) TypeKey() (string, error) {
 	object, err := o.get()
 	if err != nil {
@@ -83,7 +83,7 @@ func (o *Object) TypeKey() (string, error) {
 	return C.GoString(C.ek_type_get(C.go_type(object)).key), nil
 }
 
-// Fields is the names of its fields, those of its type's parents first.
+// Fields returns the names of its fields, those of its type's parents first.
 func (o *Object) Fields() ([]string, error) {
 	object, err := o.get()
 	if err != nil {
@@ -143,7 +143,7 @@ func (o *Object) Set(name string, value Value) error {
 	})
 }
 
-// Equal is structural equality: by type and fields, not by identity.
+// Equal compares objects structurally: by type and fields, not by identity.
 func (o *Object) Equal(other *Object) (bool, error) {
 	f, err := newFrame([]Value{o, other})
 	defer f.close()

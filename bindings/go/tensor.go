@@ -82,7 +82,7 @@ func Data[T Element](t *Tensor) ([]T, error) {
 func (t *Tensor) DType() DType   { return t.dtype }
 func (t *Tensor) Shape() []int64 { return append([]int64{}, t.shape...) }
 
-// Device is type and number of where its memory is, DLPack's.
+// Device returns the DLPack device type and number of its memory.
 func (t *Tensor) Device() (kind, id int32) { return C.EK_CPU, 0 }
 
 func (t *Tensor) String() string { return fmt.Sprintf("%s %v", t.dtype, t.shape) }

@@ -184,7 +184,7 @@ class Model {
   }
 
   /** The inputs in their order. */
-  arranged(inputs, name) {
+  positionalArgs(inputs, name) {
     const wanted = this.entry(name).inputs;
     const unknown = Object.keys(inputs).find((each) => !wanted.includes(each));
     if (unknown !== undefined) {
@@ -197,11 +197,11 @@ class Model {
   }
 
   runSync(inputs, name = 'main') {
-    return this.entry(name).function_.call(...this.arranged(inputs, name));
+    return this.entry(name).function_.call(...this.positionalArgs(inputs, name));
   }
 
   async run(inputs, name = 'main') {
-    return this.entry(name).function_.callAsync(...this.arranged(inputs, name));
+    return this.entry(name).function_.callAsync(...this.positionalArgs(inputs, name));
   }
 
   runInto(inputs, outputs, name = 'main') {
@@ -223,7 +223,7 @@ class Model {
     const machine = new Obj(native.machine(this.executable.handle));
     const debug = callOnce(registry.get('ek.vm.module'), machine);
     const {index} = this.entry(name);
-    const args = this.arranged(inputs, name);
+    const args = this.positionalArgs(inputs, name);
     const [result, ...rest] = callOnce(debug.get('kernels'), index, ...args);
     const kernels = [];
     for (let at = 0; at < rest.length; at += 3) {

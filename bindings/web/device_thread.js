@@ -1,25 +1,25 @@
-// A worker that has a device of WebGPU for a thread that waits for it: far_device.js is the other side.
+// Worker that owns a WebGPU device, for a thread that blocks on its answers (device_proxy.js).
 
-import {ANSWER, STATES} from './far_device.js';
+import {ANSWER, STATES} from './device_proxy.js';
 import {IS_NODE} from './threads.js';
 import {openDevice} from './webgpu.js';
 
 let device;
-let fault; // of what nobody waited for
-let last = Promise.resolve();
+let deferredError; // of a request without an answer
+let queue = Promise.resolve();
 
-async function open(given) {
-  device = await openDevice(given);
+async function open(args) {
+  device = await openDevice(args);
 }
 
-async function run(name, given) {
-  if (name === 'open') return open(...given);
+async function run(name, args) {
+  if (name === 'open') return open(...args);
   device.alive();
-  return device[name](...given);
+  return device[name](...args);
 }
 
-/** Writes an answer, and wakes who waits for it. */
-function say(memory, state, number, bytes) {
+/** Writes an answer, and wakes the waiting thread. */
+function writeAnswer(memory, state, number, bytes) {
   const head = new Int32Array(memory, 0, ANSWER.words);
   if (bytes !== undefined) new Uint8Array(memory).set(bytes, 4 * ANSWER.words);
   head[ANSWER.number] = number;
@@ -27,33 +27,33 @@ function say(memory, state, number, bytes) {
   Atomics.notify(head, ANSWER.state);
 }
 
-function sayError(memory, error) {
+function writeError(memory, error) {
   const {kind = 'DeviceError', message} = error;
-  const most = memory.byteLength - 4 * ANSWER.words;
-  const text = JSON.stringify({kind, message: String(message).slice(0, most >> 3)});
+  const capacity = memory.byteLength - 4 * ANSWER.words;
+  const text = JSON.stringify({kind, message: String(message).slice(0, capacity >> 3)});
   const bytes = new TextEncoder().encode(text);
-  say(memory, STATES.error, bytes.length, bytes);
+  writeAnswer(memory, STATES.error, bytes.length, bytes);
 }
 
-async function answer({name, given, memory}) {
+async function answer({name, args, memory}) {
   try {
-    if (memory !== undefined && fault !== undefined) throw fault;
-    const found = await run(name, given);
-    if (found instanceof Uint8Array) say(memory, STATES.bytes, found.length, found);
-    else if (memory !== undefined) say(memory, STATES.number, found ?? 0);
+    if (memory !== undefined && deferredError !== undefined) throw deferredError;
+    const result = await run(name, args);
+    if (result instanceof Uint8Array) writeAnswer(memory, STATES.bytes, result.length, result);
+    else if (memory !== undefined) writeAnswer(memory, STATES.number, result ?? 0);
   } catch (error) {
     if (memory === undefined) {
-      fault ??= error;
+      deferredError ??= error;
       return;
     }
-    fault = undefined;
-    sayError(memory, error);
+    deferredError = undefined;
+    writeError(memory, error);
   }
 }
 
-function hear(message) {
-  last = last.then(() => answer(message));
+function onMessage(message) {
+  queue = queue.then(() => answer(message));
 }
 
-if (IS_NODE) (await import('node:worker_threads')).parentPort.on('message', hear);
-else globalThis.onmessage = ({data}) => hear(data);
+if (IS_NODE) (await import('node:worker_threads')).parentPort.on('message', onMessage);
+else globalThis.onmessage = ({data}) => onMessage(data);

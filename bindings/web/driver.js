@@ -1,6 +1,6 @@
-// The driver of "webgpu" that the runtime asks: requests as calls of a device, here or of another thread.
+// Driver of "webgpu" for the runtime: calls a device in this thread, or by proxy in a worker.
 
-import {FarDevice} from './far_device.js';
+import {DeviceProxy} from './device_proxy.js';
 import {CAN_SUSPEND} from './modules.js';
 import {mayBlock} from './threads.js';
 import {fail, openDevice} from './webgpu.js';
@@ -11,7 +11,7 @@ const DONE = 0, WAIT = 1;
 const CPU = 1;
 const WORDS = 5; // of a request
 const LAUNCH = {args: 48, count: 52};
-const GIVEN = {size: 24, memory: 0, number: 8, bytes: 16}; // ek_launch_arg
+const LAUNCH_ARG = {size: 24, memory: 0, number: 8, bytes: 16}; // ek_launch_arg
 
 class Driver {
   constructor(runtime, device) {
@@ -90,18 +90,18 @@ class Driver {
     const whole = (place) => Number(view.getBigInt64(place, true));
     const args = view.getUint32(at + LAUNCH.args, true);
     const given = Array.from({length: view.getInt32(at + LAUNCH.count, true)}, (_, i) => {
-      const arg = args + GIVEN.size * i;
-      if (view.getInt32(arg + GIVEN.bytes, true) !== 0) return whole(arg + GIVEN.number);
-      return {at: view.getUint32(arg + GIVEN.memory, true)};
+      const arg = args + LAUNCH_ARG.size * i;
+      if (view.getInt32(arg + LAUNCH_ARG.bytes, true) !== 0) return whole(arg + LAUNCH_ARG.number);
+      return {at: view.getUint32(arg + LAUNCH_ARG.memory, true)};
     });
     this.device.launch(number, [0, 8, 16].map((by) => whole(at + by)), given);
   }
 
   /** Fills bytes with memory of the device; a promise where they come later. */
   fetch(bytes, from) {
-    const found = this.device.read(from, bytes.length);
-    if (!this.isBlocking) return found.then((made) => bytes.set(made));
-    bytes.set(found);
+    const bytesRead = this.device.read(from, bytes.length);
+    if (!this.isBlocking) return bytesRead.then((made) => bytes.set(made));
+    bytes.set(bytesRead);
     return undefined;
   }
 
@@ -111,10 +111,10 @@ class Driver {
   }
 }
 
-/** A driver for a runtime. Where neither WebAssembly can wait nor the device was given as an object, another
- * thread has it, for which this one waits, if it may. */
+/** Opens a driver for a runtime. If WebAssembly cannot suspend and the device was not passed as an object, the
+ * device lives in a worker, on which this thread blocks, if it may. */
 export async function open(runtime, given) {
   const isObject = given !== undefined && typeof given !== 'string' && !(given instanceof URL);
-  const isFar = !CAN_SUSPEND && !isObject && mayBlock();
-  return new Driver(runtime, await (isFar ? FarDevice.open(given) : openDevice(given)));
+  const isInWorker = !CAN_SUSPEND && !isObject && mayBlock();
+  return new Driver(runtime, await (isInWorker ? DeviceProxy.open(given) : openDevice(given)));
 }

@@ -2,7 +2,7 @@
 // function takes and throws.
 
 import {EkidenError, errorOf, errors} from './errors.js';
-import {features, needsWebGpu, takesMemory} from './modules.js';
+import {features, needsWebGpu, importsMemory} from './modules.js';
 import {Runtime} from './runtime.js';
 import {Tensor} from './tensor.js';
 import {IS_NODE, startThreads, wantedThreads} from './threads.js';
@@ -43,7 +43,7 @@ async function start({wasm, threads: asked, webgpu}) {
   let found = await wantedThreads(asked);
   const place = (n) => new URL(n > 1 ? './ekiden-threads.wasm' : './ekiden.wasm', import.meta.url);
   const module = await compileRuntime(wasm ?? place(found.n));
-  if (found.n > 1 && !takesMemory(module)) {
+  if (found.n > 1 && !importsMemory(module)) {
     const why = 'the runtime that was given has no threads';
     if (asked !== undefined) throw errorOf('RuntimeError', `threads: ${asked} were asked for, but ${why}`);
     found = {n: 1, why};
@@ -367,7 +367,7 @@ export class Model {
   }
 
   /** The inputs in their order. */
-  arranged(inputs, name) {
+  positionalArgs(inputs, name) {
     const wanted = this.entry(name).inputs;
     const unknown = Object.keys(inputs).find((each) => !wanted.includes(each));
     if (unknown !== undefined) {
@@ -379,11 +379,11 @@ export class Model {
   }
 
   runSync(inputs, name = 'main') {
-    return this.entry(name).function_.call(...this.arranged(inputs, name));
+    return this.entry(name).function_.call(...this.positionalArgs(inputs, name));
   }
 
   async run(inputs, name = 'main') {
-    return this.entry(name).function_.callAsync(...this.arranged(inputs, name));
+    return this.entry(name).function_.callAsync(...this.positionalArgs(inputs, name));
   }
 
   runInto(inputs, outputs, name = 'main') {
@@ -407,7 +407,7 @@ export class Model {
     const machine = new Obj(of, given(of, (out) => of.c.ek_vm_new(executable, out)));
     const debug = callOnce(registry.get('ek.vm.module'), machine);
     const {index} = this.entry(name);
-    const [result, ...rest] = callOnce(debug.get('kernels'), index, ...this.arranged(inputs, name));
+    const [result, ...rest] = callOnce(debug.get('kernels'), index, ...this.positionalArgs(inputs, name));
     const kernels = [];
     for (let at = 0; at < rest.length; at += 3) {
       kernels.push({name: rest[at], calls: rest[at + 1], nanoseconds: rest[at + 2]});

@@ -10,26 +10,26 @@ const RELAXED = [
 ];
 const IMPORT = 2, DATA = 11, MEMORY = 2; // sections of a module, a kind of import
 /** Shared memory declares its maximum size: 4 GB. runtime/web links with the same. */
-export const FIRST_PAGES = 512, MOST_PAGES = 65535;
+export const FIRST_PAGES = 512, MAX_PAGES = 65535;
 const IMAGE_SECTION = 5, PAGE = 4096;
 const DEVICE_SECTION = 10, FIRST_KERNEL = 12, WEBGPU = 15; // of an artifact
 
 /** Whether WebAssembly can wait for a promise (JSPI). */
 export const CAN_SUSPEND = typeof WebAssembly.Suspending === 'function';
 
-/** What the engine takes, as the runtime numbers it: vectors 1, relaxed ones 2. */
+/** Returns the engine's features as the runtime's bits: SIMD 1, relaxed SIMD 2. */
 export function features() {
   return [SIMD, RELAXED].reduce(
     (found, probe, bit) => found | Number(WebAssembly.validate(new Uint8Array(probe))) << bit, 0);
 }
 
 /** Returns the number of table entries that a kernel module needs, from its section "dylink.0". */
-export function placesOf(module) {
+export function numTableEntries(module) {
   const [part] = WebAssembly.Module.customSections(module, 'dylink.0');
   const bytes = new Uint8Array(part);
   const numbers = [];
   for (let at = 1; at < bytes.length;) {
-    const [value, behind] = leb(bytes, at);
+    const [value, behind] = decodeLeb(bytes, at);
     numbers.push(value);
     at = behind;
   }
@@ -65,7 +65,7 @@ export function needsWebGpu(bytes) {
 }
 
 /** Decodes a LEB128 integer at an offset; returns its value and the offset behind it. */
-function leb(bytes, at) {
+function decodeLeb(bytes, at) {
   let value = 0;
   let shift = 0;
   for (; bytes[at] >= 0x80; at++, shift += 7) value |= (bytes[at] & 0x7f) << shift;
@@ -73,7 +73,7 @@ function leb(bytes, at) {
 }
 
 /** The same as bytes. */
-function lebOf(value) {
+function encodeLeb(value) {
   const bytes = [];
   for (; value >= 0x80; value >>>= 7) bytes.push(value & 0x7f | 0x80);
   return [...bytes, value];
@@ -82,29 +82,29 @@ function lebOf(value) {
 /** The content of an import section whose memory is one that threads share. */
 function sharedImports(bytes) {
   const made = [];
-  let [count, at] = leb(bytes, 0);
+  let [count, at] = decodeLeb(bytes, 0);
   made.push(...bytes.subarray(0, at));
   for (; count > 0; count--) {
     const from = at;
     for (let name = 0; name < 2; name++) {
-      const [size, behind] = leb(bytes, at);
+      const [size, behind] = decodeLeb(bytes, at);
       at = behind + size;
     }
     const kind = bytes[at++];
     if (kind === MEMORY) {
       made.push(...bytes.subarray(from, at));
-      const hasMost = (bytes[at] & 1) !== 0;
-      const [least, behind] = leb(bytes, at + 1);
-      at = hasMost ? leb(bytes, behind)[1] : behind;
-      made.push(3, ...lebOf(least), ...lebOf(MOST_PAGES));
+      const hasMaximum = (bytes[at] & 1) !== 0;
+      const [least, behind] = decodeLeb(bytes, at + 1);
+      at = hasMaximum ? decodeLeb(bytes, behind)[1] : behind;
+      made.push(3, ...encodeLeb(least), ...encodeLeb(MAX_PAGES));
       continue;
     }
-    if (kind === 0) at = leb(bytes, at)[1]; // the type of a function
+    if (kind === 0) at = decodeLeb(bytes, at)[1]; // the type of a function
     else if (kind === 3) at += 2; // that of a global
     else { // the table: its elements, then how many
-      const hasMost = (bytes[at + 1] & 1) !== 0;
-      at = leb(bytes, at + 2)[1];
-      if (hasMost) at = leb(bytes, at)[1];
+      const hasMaximum = (bytes[at + 1] & 1) !== 0;
+      at = decodeLeb(bytes, at + 2)[1];
+      if (hasMaximum) at = decodeLeb(bytes, at)[1];
     }
     made.push(...bytes.subarray(from, at));
   }
@@ -117,12 +117,12 @@ export function sharedModule(bytes, withData) {
   const parts = [bytes.slice(0, 8)];
   for (let at = 8; at < bytes.length;) {
     const number = bytes[at];
-    const [size, from] = leb(bytes, at + 1);
+    const [size, from] = decodeLeb(bytes, at + 1);
     const content = bytes.slice(from, from + size);
     at = from + size;
     if (number === DATA && !withData) continue;
     const made = number === IMPORT ? sharedImports(content) : content;
-    parts.push(new Uint8Array([number, ...lebOf(made.length)]), new Uint8Array(made));
+    parts.push(new Uint8Array([number, ...encodeLeb(made.length)]), new Uint8Array(made));
   }
   const whole = new Uint8Array(parts.reduce((n, each) => n + each.length, 0));
   parts.reduce((at, each) => (whole.set(each, at), at + each.length), 0);
@@ -130,6 +130,6 @@ export function sharedModule(bytes, withData) {
 }
 
 /** Whether a module of the runtime is that with threads: its memory is given to it. */
-export function takesMemory(wasm) {
+export function importsMemory(wasm) {
   return WebAssembly.Module.imports(wasm).some((each) => each.kind === 'memory');
 }

@@ -5,7 +5,7 @@
 import {errorOf} from './errors.js';
 import {HEADER} from './memory.js';
 import {
-  CAN_SUSPEND, FIRST_PAGES, MOST_PAGES, codeIn, features, placesOf, sharedModule, takesMemory,
+  CAN_SUSPEND, FIRST_PAGES, MAX_PAGES, codeIn, features, numTableEntries, sharedModule, importsMemory,
 } from './modules.js';
 import {TYPES, VALUE, Values} from './values.js';
 
@@ -32,8 +32,8 @@ export class Runtime extends Values {
 
   /** Throws what WebAssembly throws. `wasm` is a module of ekiden.wasm, or of ekiden-threads.wasm. */
   async start(wasm) {
-    const memory = takesMemory(wasm)
-      ? new WebAssembly.Memory({initial: FIRST_PAGES, maximum: MOST_PAGES, shared: true}) : undefined;
+    const memory = importsMemory(wasm)
+      ? new WebAssembly.Memory({initial: FIRST_PAGES, maximum: MAX_PAGES, shared: true}) : undefined;
     await this.instantiate(wasm, memory);
     this.c._initialize();
     this.takeScratch(SCRATCH);
@@ -90,12 +90,12 @@ export class Runtime extends Values {
   place(text, size, addresses, data) {
     try {
       const bytes = this.u8.slice(text, text + size);
-      const known = this.prepared.find((each) => same(each.text, bytes));
-      const module = known ? known.module
+      const cached = this.prepared.find((entry) => same(entry.text, bytes));
+      const module = cached ? cached.module
         : new WebAssembly.Module(this.isShared ? sharedModule(bytes, true) : bytes);
-      const places = placesOf(module);
-      const first = this.room(places);
-      this.placed.set(first, places);
+      const numEntries = numTableEntries(module);
+      const first = this.room(numEntries);
+      this.placed.set(first, numEntries);
       new WebAssembly.Instance(module, this.importsOf(module, addresses, data, first));
       return first;
     } catch (error) {
@@ -109,7 +109,7 @@ export class Runtime extends Values {
     try {
       const bytes = sharedModule(this.u8.slice(text >>> 0, (text >>> 0) + size), false);
       const module = new WebAssembly.Module(bytes);
-      const end = first + placesOf(module);
+      const end = first + numTableEntries(module);
       if (this.table.length < end) this.table.grow(end - this.table.length);
       new WebAssembly.Instance(module, this.importsOf(module, addresses, data, first));
       return 0;

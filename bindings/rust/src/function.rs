@@ -75,13 +75,13 @@ unsafe extern "C" fn call_back(
             return 0;
         }
         Ok(Err(error)) => error.set(),
-        Err(panic) => Error::new("RuntimeError", said(&*panic)).set(),
+        Err(panic) => Error::new("RuntimeError", panic_message(&*panic)).set(),
     }
     -1
 }
 
 /// Returns the message of a panic.
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a function of Rust panicked".to_string())

@@ -129,7 +129,7 @@ impl Model {
         strings(self.part(sys::PART_PARAMS, self.index_of(function)?)?)
     }
 
-    fn arranged<'a>(&self, function: &str, inputs: &'a [(&str, Input<'a>)]) -> Result<Args<'a>> {
+    fn positional_args<'a>(&self, function: &str, inputs: &'a [(&str, Input<'a>)]) -> Result<Args<'a>> {
         let wanted = self.inputs(function)?;
         if let Some((name, _)) = inputs.iter().find(|(name, _)| !wanted.iter().any(|w| w == name)) {
             let message = format!("no input '{name}'; there are {}", wanted.join(", "));
@@ -151,7 +151,7 @@ impl Model {
     ///
     /// Errors: InputError names the input that is missing, too many, or of another type or shape.
     pub fn run(&self, function: &str, inputs: &[(&str, Input)]) -> Result<Value> {
-        self.module.function(function)?.call_with(&self.arranged(function, inputs)?)
+        self.module.function(function)?.call_with(&self.positional_args(function, inputs)?)
     }
 
     /// The same, with results written to memory of the caller.
@@ -203,7 +203,7 @@ impl Model {
         let Value::Module(debugger) = registry::get("ek.vm.module")?.call_with(&of)? else {
             return Err(Error::new("InternalError", "ek.vm.module: no module"));
         };
-        let mut args = self.arranged(function, inputs)?;
+        let mut args = self.positional_args(function, inputs)?;
         args.push_front_int(self.index_of(function)?);
         let Value::Array(items) = debugger.function("kernels")?.call_with(&args)? else {
             return Err(Error::new("InternalError", "kernels: no array"));

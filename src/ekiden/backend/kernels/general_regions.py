@@ -256,8 +256,8 @@ class _RecurrentLayer:
         return self.weight[panel, k, column]
 
     def multiply_listed_words(self, word_indices: te.Tensor) -> list[RegionStep]:
-        """Return the products of the residual words that panels list, in addition to the dense ones
-        (quantized.words).
+        """Return the products with the residual words that each panel looks up by index, added to
+        the dense products (kernels/quantized/int8_dot.py).
         """
         shape = self.listed.whole_shape
         j = te.reduce_axis((0, shape[2]), "j")

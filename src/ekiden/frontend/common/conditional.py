@@ -71,7 +71,7 @@ class _Branch:
         scope = self.scope
         with scope.enter_block(self.block):
             pairs = zip(self.values, kinds, strict=True)
-            results = [scope.under_type(v, k) for v, k in pairs]
+            results = [scope.relax_to_type(v, k) for v, k in pairs]
             return scope.close_block(Tuple(tuple(results), span=scope.span))
 
 

@@ -303,7 +303,7 @@ class Loop:
                 if self.initial_condition is None
                 else as_scalar(self.node.scope, self.initial_condition)
             )
-        start += [scope.under_type(self.initial_values[n], kinds[n]) for n in moving]
+        start += [scope.relax_to_type(self.initial_values[n], kinds[n]) for n in moving]
         start += [sequence.empty() for _ in lists]
         loop_let = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
         return loop_let, slice_types
@@ -339,7 +339,9 @@ class Loop:
         ]
         go = [as_scalar(self.node.scope, iteration.condition)] if len(head) > 1 else []
         carried = [
-            scope.under_type(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
+            scope.relax_to_type(v, p.checked_type)
+            if isinstance(v, SequenceValue)
+            else scope.expr(v)
             for v, p in zip(after, params, strict=False)
         ]
         args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)

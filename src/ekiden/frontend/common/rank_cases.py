@@ -298,7 +298,7 @@ class RankCaseTree:
                 current_values, numbers = self._current_values(names, values), numbers_of[id(case)]
                 if len(alternatives) == 1:
                     pairs = zip(current_values, alternatives[0], strict=True)
-                    result = Tuple(tuple(scope.under_type(v, kind) for v, kind in pairs))
+                    result = Tuple(tuple(scope.relax_to_type(v, kind) for v, kind in pairs))
                 else:
                     reason = f"more than {MAX_ALTERNATIVES} combinations of ranks"
                     result = inject_values(scope, current_values, alternatives, numbers, reason)
@@ -416,7 +416,7 @@ def inject_values(
         fields = [
             scope.relax_type(TupleGetItem(held, value.index), kind)
             if isinstance(value, SumMember)
-            else scope.under_type(value, kind)
+            else scope.relax_to_type(value, kind)
             for value, kind in zip(values, alternatives[number], strict=True)
         ]
         kinds = [TupleType(k) for k in alternatives]

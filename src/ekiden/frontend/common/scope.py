@@ -324,8 +324,8 @@ class Scope:
         relaxed_let.set_checked_type(kind)
         return relaxed_let
 
-    def under_type(self, value: Value, kind: Type) -> Expr:
-        """Cast a value to a type no more specific than its own, and return it as an expression."""
+    def relax_to_type(self, value: Value, kind: Type) -> Expr:
+        """Return a value as an expression of a supertype of its type."""
         if isinstance(value, SequenceValue):
             assert isinstance(kind, TypeCall)
             (element,) = kind.args

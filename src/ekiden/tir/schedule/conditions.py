@@ -40,7 +40,7 @@ from ekiden.tir.schedule.legality import require_top_level_block
 from ekiden.tir.schedule.linear_conditions import (
     LinearCondition,
     linear_condition,
-    match_choice,
+    match_select,
     value_range,
     without_conjuncts,
 )
@@ -179,9 +179,9 @@ def _conditions_of(realize: BlockRealize) -> list[_Condition]:
     values = dict(zip(variables, realize.iter_values, strict=True))
     conjuncts: dict[int, PrimExpr] = {}
     for e in all_exprs(realize.block.body):
-        choice = match_choice(e)
-        if choice is not None:
-            conjuncts.update((id(c), c) for c in split_conjuncts(choice[0]))
+        select = match_select(e)
+        if select is not None:
+            conjuncts.update((id(c), c) for c in split_conjuncts(select[0]))
     return [_Condition(c, substitute(c, values)) for c in conjuncts.values()]
 
 

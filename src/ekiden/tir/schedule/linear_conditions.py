@@ -85,8 +85,8 @@ def linear_condition(condition: PrimExpr, variables: Sequence[Var]) -> LinearCon
     return LinearCondition(dict(zip(variables, scales, strict=True)), coefficients[-1])
 
 
-def match_choice(e: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
-    """Return (condition, value, otherwise) of a choice between two values, or None."""
+def match_select(e: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
+    """Return (condition, true value, false value) of a select, or None for other expressions."""
     match e:
         case Intrinsic(op="if_then_else", args=(condition, value, otherwise)):
             return condition, value, otherwise
@@ -97,11 +97,11 @@ def match_choice(e: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
 
 
 def without_conjuncts(e: PrimExpr, decided: Mapping[int, bool]) -> PrimExpr:
-    """Return a choice without the conjuncts decided, by id; other expressions unchanged."""
-    choice = match_choice(e)
-    if choice is None:
+    """Return a select without the decided conjuncts of its condition, other expressions as is."""
+    select = match_select(e)
+    if select is None:
         return e
-    condition, value, otherwise = choice
+    condition, value, otherwise = select
     conjuncts = split_conjuncts(condition)
     if any(decided.get(id(c)) is False for c in conjuncts):
         return otherwise
@@ -112,11 +112,11 @@ def without_conjuncts(e: PrimExpr, decided: Mapping[int, bool]) -> PrimExpr:
 
 
 def match_term_if(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
-    """Return the conjuncts without which a term is 0, and the term otherwise."""
-    choice = match_choice(e)
-    if choice is None or not is_const(choice[2], 0):
+    """Return the conjuncts under which a term is not 0, and the term's value under them."""
+    select = match_select(e)
+    if select is None or not is_const(select[2], 0):
         return [], e
-    return split_conjuncts(choice[0]), choice[1]
+    return split_conjuncts(select[0]), select[1]
 
 
 def value_range(index: PrimExpr, loops: Sequence[For]) -> tuple[PrimExpr, PrimExpr] | None:
@@ -143,7 +143,7 @@ def value_range(index: PrimExpr, loops: Sequence[For]) -> tuple[PrimExpr, PrimEx
 __all__ = [
     "LinearCondition",
     "linear_condition",
-    "match_choice",
+    "match_select",
     "match_term_if",
     "value_range",
     "without_conjuncts",

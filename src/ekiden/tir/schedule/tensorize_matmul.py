@@ -364,7 +364,7 @@ class MatmulTileBuilder(TileBuilder):
         """Emit a branch per tile size; a kernel that accepts any number of rows gets one per number
         of columns.
         """
-        common = self.common_tile(self.a.index, self.b.index)
+        common = self.size_independent_nest(self.a.index, self.b.index)
         start = substitute(self.a.index, self.tile_origin)
         if self.kernel.accepts_any_rows:
             return self.emit_tiles_of_any_rows(common, start, self.column_sizes)
@@ -407,8 +407,8 @@ class MatmulTileBuilder(TileBuilder):
             branches = LetStmt(column_count, self.nest.columns.extent, branches)
         return LetStmt(self.first, self.nest.rows.min, branches)
 
-    def common_tile(self, a: PrimExpr, b: PrimExpr) -> MatmulTileNest:
-        """Return what tiles of all sizes have in common, as a MatmulTileNest of no size."""
+    def size_independent_nest(self, a: PrimExpr, b: PrimExpr) -> MatmulTileNest:
+        """Return the nest without sizes that tiles of all sizes share: operands, strides, loops."""
         bounds = bounds_of_sum_loops(
             self.conditions, self.first, self.row, self.nest.rows, self.nest.loops, self.analyzer
         )

@@ -63,7 +63,7 @@ public final class Model implements AutoCloseable {
     }
   }
 
-  private List<Object> arranged(String function, Map<String, Tensor> inputs) {
+  private List<Object> positionalArgs(String function, Map<String, Tensor> inputs) {
     List<String> wanted = inputs(function);
     for (String name : inputs.keySet()) {
       if (wanted.contains(name)) continue;
@@ -87,7 +87,7 @@ public final class Model implements AutoCloseable {
   /** Runs a function with inputs by name. Throws InputError, which names the input. */
   public Object run(String function, Map<String, Tensor> inputs) {
     try (Func found = module.get(function)) {
-      return found.call(arranged(function, inputs));
+      return found.call(positionalArgs(function, inputs));
     }
   }
 
@@ -122,7 +122,7 @@ public final class Model implements AutoCloseable {
 
   /** Runs a function, and tells how long each of its kernels took. */
   public Profile profile(String function, Map<String, Tensor> inputs) {
-    List<Object> args = arranged(function, inputs);
+    List<Object> args = positionalArgs(function, inputs);
     args.addFirst(indexOf(function));
     try (Arena arena = Arena.ofConfined();
         Func debugger = Registry.get("ek.vm.module")) {

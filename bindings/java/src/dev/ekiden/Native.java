@@ -109,10 +109,10 @@ final class Native {
   static final MethodHandle CALL = LINKER.downcallHandle(PACKED);
 
   /** Arguments of a method of Java are at most 255. */
-  private static final int MOST_HELD = 200;
+  private static final int MAX_KEEPALIVE = 200;
 
   /** The same for calls that must keep as many arenas open, from 1 on. */
-  private static final List<MethodHandle> HOLDING = new CopyOnWriteArrayList<>();
+  private static final List<MethodHandle> KEEPALIVE_CALLS = new CopyOnWriteArrayList<>();
 
   private Native() {}
 
@@ -121,20 +121,20 @@ final class Native {
    * for all segments that a call of C is given. A function of C finds its own arguments where it
    * expects them, and does not look at those behind.
    */
-  static MethodHandle holding(int count) {
-    if (count > MOST_HELD) {
-      String message = "call: memory of at most " + MOST_HELD + " arenas expected, got " + count;
+  static MethodHandle keepaliveCall(int count) {
+    if (count > MAX_KEEPALIVE) {
+      String message = "call: memory of at most " + MAX_KEEPALIVE + " arenas expected, got " + count;
       throw new EkidenException("ValueError", message);
     }
-    while (HOLDING.size() < count) {
-      int more = HOLDING.size() + 1;
+    while (KEEPALIVE_CALLS.size() < count) {
+      int more = KEEPALIVE_CALLS.size() + 1;
       MemoryLayout[] held = Collections.nCopies(more, ADDRESS).toArray(new MemoryLayout[0]);
       MethodHandle call = LINKER.downcallHandle(PACKED.appendArgumentLayouts(held));
-      synchronized (HOLDING) {
-        if (HOLDING.size() < more) HOLDING.add(call.asSpreader(MemorySegment[].class, more));
+      synchronized (KEEPALIVE_CALLS) {
+        if (KEEPALIVE_CALLS.size() < more) KEEPALIVE_CALLS.add(call.asSpreader(MemorySegment[].class, more));
       }
     }
-    return HOLDING.get(count - 1);
+    return KEEPALIVE_CALLS.get(count - 1);
   }
 
   private static SymbolLookup library() {

@@ -23,9 +23,9 @@ public final class Tensor {
   private final MemorySegment data;
 
   /** Whether the memory is a caller's, whose arena may be closed before the tensor is used. */
-  private final boolean isCallers;
+  private final boolean isBorrowed;
 
-  private static final int SMALL = 4096;
+  private static final int MAX_HEAP_BYTES = 4096;
 
   /**
    * A tensor over memory that is the caller's. A call with it throws ValueError once the arena of that
@@ -37,7 +37,7 @@ public final class Tensor {
     this(dtype, shape, data, true);
   }
 
-  private Tensor(DType dtype, long[] shape, MemorySegment data, boolean isCallers) {
+  private Tensor(DType dtype, long[] shape, MemorySegment data, boolean isBorrowed) {
     long wanted = dtype.size();
     for (long extent : shape) {
       if (extent < 0) throw new EkidenException("ValueError", "tensor: a dimension below 0");
@@ -51,7 +51,7 @@ public final class Tensor {
     this.dtype = dtype;
     this.shape = shape.clone();
     this.data = data;
-    this.isCallers = isCallers;
+    this.isBorrowed = isBorrowed;
   }
 
   /** A result, whose memory is one that nobody closes. */
@@ -59,11 +59,11 @@ public final class Tensor {
     this.dtype = dtype;
     this.shape = shape;
     this.data = data;
-    this.isCallers = false;
+    this.isBorrowed = false;
   }
 
   /** Memory of Java's heap with a copy of a small result. */
-  private static MemorySegment onHeap(MemorySegment from, long size) {
+  private static MemorySegment copyToHeap(MemorySegment from, long size) {
     MemorySegment to = MemorySegment.ofArray(new long[(int) (size + 7) / 8]).asSlice(0, size);
     MemorySegment.copy(from, 0, to, 0, size);
     return to;
@@ -118,9 +118,9 @@ public final class Tensor {
     long offset = whole.get(JAVA_LONG, Native.TENSOR_AT + 40);
     boolean isReadOnly = Native.isReadOnly(object);
     MemorySegment owned;
-    if (size <= SMALL) {
+    if (size <= MAX_HEAP_BYTES) {
       try {
-        owned = onHeap(data.asSlice(offset), size);
+        owned = copyToHeap(data.asSlice(offset), size);
       } finally {
         Native.release(whole);
       }
@@ -160,12 +160,12 @@ public final class Tensor {
 
   /** The memory, if it is a caller's: a call must keep its arena from being closed. */
   MemorySegment held() {
-    return isCallers ? data : null;
+    return isBorrowed ? data : null;
   }
 
   /** Throws ValueError where this thread may not, or no longer, use the memory. */
   void expectAlive() {
-    if (!isCallers) return;
+    if (!isBorrowed) return;
     if (!data.scope().isAlive()) {
       throw new EkidenException("ValueError", "tensor: the arena of its memory is closed");
     }

@@ -116,7 +116,7 @@ final class Values implements AutoCloseable, SegmentAllocator {
         return (int) Native.CALL.invokeExact(code, function, memory, count, ret);
       }
       MemorySegment[] open = held.toArray(new MemorySegment[0]);
-      return (int) Native.holding(open.length).invokeExact(code, function, memory, count, ret, open);
+      return (int) Native.keepaliveCall(open.length).invokeExact(code, function, memory, count, ret, open);
     } catch (EkidenException error) {
       throw error;
     } catch (IllegalStateException | WrongThreadException error) {
@@ -206,7 +206,7 @@ final class Values implements AutoCloseable, SegmentAllocator {
       }
       case Native.RAW_STR -> value.get(Native.POINTER, 8).getString(0);
       case Native.STR -> Native.textAt(value.get(Native.POINTER, 8), 24);
-      case Native.DLTENSOR_PTR -> readLent(value.get(Native.POINTER, 8));
+      case Native.DLTENSOR_PTR -> readBorrowed(value.get(Native.POINTER, 8));
       default -> {
         if (type >= Native.OBJECT) yield readObject(value.get(Native.POINTER, 8));
         throw new EkidenException("TypeError", "a value of type " + type + " is not for Java");
@@ -215,7 +215,7 @@ final class Values implements AutoCloseable, SegmentAllocator {
   }
 
   /** Copies a borrowed tensor, which may be freed when the call ends. */
-  private static Tensor readLent(MemorySegment dl) {
+  private static Tensor readBorrowed(MemorySegment dl) {
     try (Arena arena = Arena.ofConfined()) {
       MemorySegment made = arena.allocate(Native.POINTER);
       int ndim = dl.get(JAVA_INT, 16);
