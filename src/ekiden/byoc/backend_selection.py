@@ -96,15 +96,19 @@ def _time_region(
     feed = _random_inputs(region)
     # Fresh parameters: a Var may be bound by one function only.
     params = tuple(param.with_fields() for param in region.params)
-    theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
-    own = inline_regions(theirs, {name})
+    engine_module = IRModule(
+        {name: region, GlobalVar("main"): Function(params, Call(name, params))}
+    )
+    own = inline_regions(engine_module, {name})
     try:
-        runs = [compile(candidate) for candidate in (theirs, own)]
-        its, ours = min_times_interleaved([partial(run, feed) for run in runs], MIN_REGION_TIMING_S)
+        runs = [compile(candidate) for candidate in (engine_module, own)]
+        engine_seconds, ekiden_seconds = min_times_interleaved(
+            [partial(run, feed) for run in runs], MIN_REGION_TIMING_S
+        )
     except EkidenError as error:
         _LOGGER.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
         return None
-    return Choice(name.name_hint, _count_operators(region), engine, its, ours)
+    return Choice(name.name_hint, _count_operators(region), engine, engine_seconds, ekiden_seconds)
 
 
 def _count_operators(region: Function) -> str:

@@ -211,9 +211,9 @@ def _compare_layers(
         for proto_model in (proto, second)
     ]
     feed = feeder(runs[1])
-    ours, theirs = ([np.asarray(v) for v in _as_outputs(run(**feed))] for run in runs)
+    actual, expected = ([np.asarray(v) for v in _as_outputs(run(**feed))] for run in runs)
     rows = []
-    for name, our_value, their_value in zip(names, ours, theirs, strict=True):
+    for name, our_value, their_value in zip(names, actual, expected, strict=True):
         node = makers.get(name, "input")
         if our_value.shape != their_value.shape:
             text = f"expected {list(their_value.shape)}, got {list(our_value.shape)}"

@@ -241,15 +241,16 @@ def _length_mismatch(path: ObjectPath, mine: int, theirs: int) -> StructuralMism
 def _pair_mappings(
     path: ObjectPath, a: Mapping[object, object], b: Mapping[object, object]
 ) -> StructuralMismatch | Iterator[_Pair]:
-    mine, theirs = ({str(k): v for k, v in mapping.items()} for mapping in (a, b))
-    if mine.keys() != theirs.keys():
-        key = sorted(mine.keys() ^ theirs.keys())[0]
+    left_map, right_map = ({str(k): v for k, v in mapping.items()} for mapping in (a, b))
+    if left_map.keys() != right_map.keys():
+        key = sorted(left_map.keys() ^ right_map.keys())[0]
         paths = [
-            path.map_value(key) if key in m else path.missing_map_entry() for m in (mine, theirs)
+            path.map_value(key) if key in m else path.missing_map_entry()
+            for m in (left_map, right_map)
         ]
-        shown = ["there" if key in m else "missing" for m in (mine, theirs)]
+        shown = ["there" if key in m else "missing" for m in (left_map, right_map)]
         return StructuralMismatch(paths[0], paths[1], shown[0], shown[1])
-    return iter([(path.map_value(k), mine[k], theirs[k]) for k in sorted(mine)])
+    return iter([(path.map_value(k), left_map[k], right_map[k]) for k in sorted(left_map)])
 
 
 def _compare_arrays(

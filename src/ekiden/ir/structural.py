@@ -370,8 +370,8 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
         return True
     a, b = _promote_number(a, b), _promote_number(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
-    mine, theirs = _canonicalize(a, free), _canonicalize(b, free)
-    return mine.rows == theirs.rows and _equal_inferred_fields(mine, theirs)
+    left_form, right_form = _canonicalize(a, free), _canonicalize(b, free)
+    return left_form.rows == right_form.rows and _equal_inferred_fields(left_form, right_form)
 
 
 def _promote_number(value: object, beside: object) -> object:

@@ -67,7 +67,7 @@ class TokenTrie:
 
 
 def _levels(letters: NDArray[np.uint8], lengths: Ints, numbers: Ints) -> list[TrieLevel]:
-    """Return the levels of sorted tokens [n, width]."""
+    """Build the trie's levels, by depth, from the bytes [n, width] of the sorted tokens."""
     count, width = letters.shape
     common = np.zeros(count, np.int32)  # bytes that a token shares with the one before it
     if count > 1:

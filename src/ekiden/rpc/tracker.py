@@ -132,25 +132,25 @@ class _DeviceRegistry:
         """Register a free device. One that was assigned a while ago and still reports itself free
         was never connected to, and is assigned again.
         """
-        mine = self.known.get(device.owner)
-        if mine is None or device in self.free[device.key]:
+        owned_devices = self.known.get(device.owner)
+        if owned_devices is None or device in self.free[device.key]:
             return
         begin = self.taken.get(device.match_key)
         if (
             begin is not None
-            and device.match_key in mine
+            and device.match_key in owned_devices
             and time.monotonic() < begin + CONNECT_TIMEOUT_S
         ):
             return
-        if device.match_key in mine:  # elsewhere before, or never connected to
-            self._remove_device(mine[device.match_key])
+        if device.match_key in owned_devices:  # elsewhere before, or never connected to
+            self._remove_device(owned_devices[device.match_key])
         if device.owner.key.startswith("server:"):
             for (
                 known_device
-            ) in mine.values():  # a server is one device, whatever its match was before
+            ) in owned_devices.values():  # a server is one device, whatever its match was before
                 self._remove_device(known_device)
-            mine.clear()
-        mine[device.match_key] = device
+            owned_devices.clear()
+        owned_devices[device.match_key] = device
         self._assign_device(device)
 
     def _assign_device(self, device: _FreeDevice) -> None:
@@ -180,7 +180,7 @@ class _DeviceRegistry:
         future: asyncio.Future[_FreeDevice] = asyncio.get_running_loop().create_future()
         # heapq with (-priority, order): highest priority first, then first come, first served.
         queue = self.waiting[key]
-        heapq.heappush(queue, mine := (-priority, next(self._order), future))
+        heapq.heappush(queue, entry := (-priority, next(self._order), future))
         await asyncio.wait((future, peer.next_message()), return_when=asyncio.FIRST_COMPLETED)
         if peer.next_message().done():
             # The client left in the same step in which it was given the device: it goes to the next
@@ -188,7 +188,7 @@ class _DeviceRegistry:
             if future.done() and future.result().owner in self.known:
                 self._assign_device(future.result())
             elif not future.done():
-                queue.remove(mine)
+                queue.remove(entry)
                 heapq.heapify(queue)
             await peer.receive()
             raise FrameError("rpc: a message while a request waits")
@@ -196,7 +196,7 @@ class _DeviceRegistry:
 
     def _summary(self) -> TrackerSummary:
         """Return the status in the format of TVM's trackers."""
-        devices = [d for mine in self.known.values() for d in mine.values()]
+        devices = [d for devices in self.known.values() for d in devices.values()]
         keys = sorted(self.free.keys() | {k for k, q in self.waiting.items() if q})
         queues = {
             key: {

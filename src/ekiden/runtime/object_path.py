@@ -77,9 +77,9 @@ class ObjectPath:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectPath):
             return NotImplemented
-        mine, its = list(self.steps()), list(other.steps())
-        return len(mine) == len(its) and all(
-            type(a) is type(b) and a.key == b.key for a, b in zip(mine, its, strict=True)
+        steps, other_steps = list(self.steps()), list(other.steps())
+        return len(steps) == len(other_steps) and all(
+            type(a) is type(b) and a.key == b.key for a, b in zip(steps, other_steps, strict=True)
         )
 
     def __hash__(self) -> int:

@@ -61,8 +61,8 @@ def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> 
         raise ValueError(f"tensordot: expected as many axes on both sides, got {axes}")
     names = [chr(ord("a") + n) for n in range(a.ndim + b.ndim)]
     second = names[a.ndim :]
-    for mine, yours in zip(left_axes, right_axes, strict=True):
-        second[yours] = names[mine]
+    for left_axis, right_axis in zip(left_axes, right_axes, strict=True):
+        second[right_axis] = names[left_axis]
     first = names[: a.ndim]
     free = [n for at, n in enumerate(first) if at not in left_axes]
     free += [n for at, n in enumerate(second) if at not in right_axes]

@@ -315,13 +315,13 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return a if known_int(a) is not None else b
     if _has_unknown_dim((a, b)):
         return AnyDim()
-    mine, other_factors = broadcast_factors(a), broadcast_factors(b)
-    if _are_all_among(other_factors, mine):
+    factors, other_factors = broadcast_factors(a), broadcast_factors(b)
+    if _are_all_among(other_factors, factors):
         return a
-    if _are_all_among(mine, other_factors):
+    if _are_all_among(factors, other_factors):
         return b
-    *first, extent = mine + [
-        factor for factor in other_factors if not _are_all_among([factor], mine)
+    *first, extent = factors + [
+        factor for factor in other_factors if not _are_all_among([factor], factors)
     ]
     for extent_factor in reversed(first):
         extent = Select(fold_binary(EQ, extent_factor, 1), extent, extent_factor, "int64")

@@ -441,9 +441,9 @@ def row_ranks(data: Tensor) -> Tensor:
                 side = ib.allocate("int64", 1, "side", "local")  # below 0: row j is before row i
                 side[0] = 0
                 with ib.for_range(0, width, "k") as k, ib.if_scope(side[0].equal(0)):
-                    mine, compared = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
-                    later = Select(precedes(mine, compared), const(1), const(0), "int64")
-                    side[0] = Select(precedes(compared, mine), const(-1), later, "int64")
+                    key, compared = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
+                    later = Select(precedes(key, compared), const(1), const(0), "int64")
+                    side[0] = Select(precedes(compared, key), const(-1), later, "int64")
                 with ib.if_scope(side[0] < 0):
                     ranks[i] = ranks[i] + 1
         return ib.get()

@@ -180,9 +180,9 @@ def _fusible_consumer(schedule: tir.Schedule, name: str) -> BlockRV | None:
     if len(readers) != 1:
         return None
     reader = resolve_block(schedule, readers[0])
-    kinds, mine = iter_kinds(schedule, reader.name), iter_kinds(schedule, name)
+    kinds, block_kinds = iter_kinds(schedule, reader.name), iter_kinds(schedule, name)
     is_plain = len(schedule.get_loops(readers[0])) == len(kinds)
-    spatial = [k for k in mine if k is not IterKind.REDUCE]
+    spatial = [k for k in block_kinds if k is not IterKind.REDUCE]
     return readers[0] if is_plain and kinds == spatial else None
 
 

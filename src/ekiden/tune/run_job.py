@@ -265,7 +265,10 @@ def time_ratio(times: list[float], base: list[float]) -> float:
     which is robust to drift, and the ratio of minima, which is robust to load.
     """
     pairs = zip(times, base, strict=False)
-    middle = statistics.median(mine / max(theirs, 1e-12) for mine, theirs in pairs)
+    middle = statistics.median(
+        candidate_seconds / max(default_seconds, 1e-12)
+        for candidate_seconds, default_seconds in pairs
+    )
     return max(middle, min(times) / max(min(base), 1e-12))
 
 

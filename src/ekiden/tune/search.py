@@ -84,8 +84,8 @@ class Replay:
         self, space: Space, history: RatioByCandidate, count: int, source: random.Random
     ) -> list[Candidate]:
         """Return the recorded candidates of this space, in order."""
-        mine = [c for c in self.candidates if not space.refusal(c) and c not in history]
-        return list(dict.fromkeys(mine))[:count]
+        untried = [c for c in self.candidates if not space.refusal(c) and c not in history]
+        return list(dict.fromkeys(untried))[:count]
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,11 @@ class TraceSpace:
         one, second = Trace.from_json(a.choice), Trace.from_json(b.choice)
         pairs = zip(one.insts, second.insts, strict=False)
         inherited = {
-            mine: second.decisions[theirs]
-            for mine, theirs in pairs
-            if mine.kind in SAMPLING_KINDS and theirs in second.decisions and source.random() < 0.5
+            first_step: second.decisions[second_step]
+            for first_step, second_step in pairs
+            if first_step.kind in SAMPLING_KINDS
+            and second_step in second.decisions
+            and source.random() < 0.5
         }
         return self._cached_candidate(
             a.rule, Trace(list(one.insts), {**one.decisions, **inherited})

@@ -97,12 +97,12 @@ def _convert_autotvm(record: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: 
     _, name, args, *_ = record["input"]
     if record["result"][1] != 0:
         raise ScheduleError(f"{name}: it failed there (error {record['result'][1]})")
-    mine = [t.space for t in tasks if isinstance(t.space, TemplateSpace)]
-    mine = [space for space in mine if space.family == name]
-    if not mine:
+    candidates = [t.space for t in tasks if isinstance(t.space, TemplateSpace)]
+    candidates = [space for space in candidates if space.family == name]
+    if not candidates:
         raise LoadError(f"no task is of a template '{name}'")
     args_json = [_to_json(a) for a in args]
-    space = next((s for s in mine if [_to_json(a) for a in s.args] == args_json), None)
+    space = next((s for s in candidates if [_to_json(a) for a in s.args] == args_json), None)
     if space is None:
         raise LoadError(f"{name}: no task has the arguments {args_json}")
     first = {c.name: c.domain[0] for c in space.choices}
@@ -144,15 +144,15 @@ def _convert_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:
     _, record = record_json
     (insts, decisions), _, _, arg_info = record[:4]
     signature = [(dtype, [int(d) for d in shape]) for _, dtype, shape in arg_info]
-    mine = [
+    candidates = [
         t
         for t in tasks
         if isinstance(t.space, TraceSpace) and _block_signatures(t.space.func) == signature
     ]
-    if not mine:
+    if not candidates:
         raise LoadError(f"no task is a program of the arguments {signature}")
     errors: list[str] = []
-    for task in mine:
+    for task in candidates:
         assert isinstance(task.space, TraceSpace)
         schedule = tir.Schedule(task.space.func, seed=1, error_render_level="none")
         try:

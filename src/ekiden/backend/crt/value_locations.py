@@ -30,11 +30,11 @@ class ListClass(UnionFindNode):
 
     def unify(self, second: ListClass) -> None:
         """Unify two classes; the larger capacity holds for both."""
-        mine, its = self.root(), second.root()
-        if mine is not its:
-            capacities = [c for c in (mine.capacity, its.capacity) if c is not None]
-            mine.capacity = max(capacities, default=None)
-            its.parent = mine
+        root, other_root = self.root(), second.root()
+        if root is not other_root:
+            capacities = [c for c in (root.capacity, other_root.capacity) if c is not None]
+            root.capacity = max(capacities, default=None)
+            other_root.parent = root
 
 
 @dataclass(frozen=True, slots=True, eq=False)

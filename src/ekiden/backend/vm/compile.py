@@ -141,8 +141,8 @@ def _instruction_sources(functions: Sequence[VMFunction]) -> dict[str, list[list
 
 
 def _instruction_checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
-    """Return, by function, the index of each instruction that may reject an index, and the names of
-    its operators that do so.
+    """Return the index checks of each function: rows of an instruction's index and the names of its
+    operators that check indices at run time.
     """
     rows_by_function: dict[str, list[list[object]]] = {
         f.name: [

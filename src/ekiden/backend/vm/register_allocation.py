@@ -109,8 +109,8 @@ class _Liveness:
         if instruction.has("pure") and live.isdisjoint(written):
             self.is_needed[at] = False
             return
-        mine = dict.fromkeys((*read_registers(instruction), *written))
-        self.last_uses[at] = [register for register in mine if register not in live]
+        registers = dict.fromkeys((*read_registers(instruction), *written))
+        self.last_uses[at] = [register for register in registers if register not in live]
 
     def _find_interference(self, after: dict[int, list[frozenset[int]]]) -> None:
         """Record interference of values written in several places: their register is taken at the

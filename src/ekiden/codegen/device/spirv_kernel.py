@@ -393,13 +393,20 @@ class SpirvKernelEmitter:
         clamped_thread = b.select(
             b.compare("slt", _WORD_DTYPE, linear, last), _WORD_DTYPE, linear, last
         )
-        mine = b.operand_id(b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32")
+        thread_index = b.operand_id(
+            b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32"
+        )
         pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, word, 4)
         status = b.operand_id(self.status_address(), _WORD_DTYPE)
         status_pointer = b.append_pure("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
         b.append_result(
-            "AtomicSMin", word, b.operand_id(status_pointer, _WORD_DTYPE), scope, relaxed, mine
+            "AtomicSMin",
+            word,
+            b.operand_id(status_pointer, _WORD_DTYPE),
+            scope,
+            relaxed,
+            thread_index,
         )
         second = b.operand_id(
             b.binary("add", _WORD_DTYPE, f"%{status}", b.const(4, _WORD_DTYPE)), _WORD_DTYPE
@@ -411,7 +418,7 @@ class SpirvKernelEmitter:
             2,
             4,
         )
-        is_first = b.compare("eq", "int32", first, f"%{mine}")
+        is_first = b.compare("eq", "int32", first, f"%{thread_index}")
         self._emit_if(is_first, lambda: self._report_values(values))
 
     def _report_values(self, values: Sequence[PrimExpr]) -> None:

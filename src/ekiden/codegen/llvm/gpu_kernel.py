@@ -323,13 +323,13 @@ class GpuKernelEmitter(WideAccessEmitter):
         b.append_void(
             f"%{b.fresh_name('before')} = atomicrmw min {STATUS_PARAMETER}, i32 {thread} monotonic"
         )
-        first, mine, join = (b.fresh_name(n) for n in ("first", "mine", "others"))
+        first, own_label, join = (b.fresh_name(n) for n in ("first", "mine", "others"))
         b.append_void(f"%{first}.at = getelementptr i32, {STATUS_PARAMETER}, i64 1")
         b.append_void(f"%{first} = load volatile i32, {GLOBAL_POINTER} %{first}.at, align 4")
         # Only the thread that still holds the minimum writes its values.
         is_first = b.append_value(f"icmp eq i32 %{first}, {thread}")
-        b.branch_if(is_first, mine, join)
-        b.start(mine)
+        b.branch_if(is_first, own_label, join)
+        b.start(own_label)
         for at, value in enumerate(reported, start=1):
             slot = b.append_value(f"getelementptr i64, {STATUS_PARAMETER}, i64 {at}")
             b.append_void(f"store i64 {value}, {GLOBAL_POINTER} {slot}, align 8")

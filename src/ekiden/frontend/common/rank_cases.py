@@ -366,7 +366,7 @@ def _to_string_tensor(scope: Scope, value: Value) -> Value:
 
 
 def find_sum_value(values: Sequence[Value]) -> SumValue | None:
-    """Return the sum that some of these values are members of; None without one."""
+    """Return the sum value (one alternative per rank case) that has some value as a member."""
     return next((v.whole for v in values if isinstance(v, SumMember)), None)
 
 

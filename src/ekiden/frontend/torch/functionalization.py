@@ -109,13 +109,13 @@ def _writes_are_unobserved(graph: torch.fx.Graph) -> bool:
             continue
         tensor = of[node] = of[before]
         tensor.last_read = max(tensor.last_read, last)
-        theirs = [canonical.get(memory, memory) for memory in _storage_ids(before)]
+        canonical_ids = [canonical.get(memory, memory) for memory in _storage_ids(before)]
         if functional_variant(node.target) is None:
-            canonical.update(zip(own, theirs, strict=True))
+            canonical.update(zip(own, canonical_ids, strict=True))
             continue
         if own != _storage_ids(before):  # as in programs that were saved
             return False
-        for memory in theirs:
+        for memory in canonical_ids:
             aliases = [named for named in sharing[memory] if named is not tensor]
             if any(t.is_input_or_weight for t in (tensor, *aliases)):
                 return False

@@ -76,10 +76,10 @@ def user_source_line(node: torch.fx.Node) -> str:
     """
     trace = node.meta.get("stack_trace")  # of a file, which may hold anything
     frames = _FRAME_PATTERN.findall(trace if isinstance(trace, str) else "")
-    mine = [f for f in frames if not f[0].startswith(_FRAMEWORK_PATHS)]
-    if not mine:
+    user_frames = [f for f in frames if not f[0].startswith(_FRAMEWORK_PATHS)]
+    if not user_frames:
         return ""
-    file, line, code = mine[-1]
+    file, line, code = user_frames[-1]
     return format_source_line(file, line, code)
 
 

@@ -190,9 +190,9 @@ def _row_permutation(pivots: Tensor, rows: int) -> Tensor:
     for step in range(pivots.shape[-1]):
         # LAPACK's pivots count from 1; the exchanges apply in order.
         pivot = pivots[..., step : step + 1].to(torch.int64) - 1
-        mine, theirs = order[..., step : step + 1], order.gather(-1, pivot)
-        order = torch.where(rows_index == pivot, mine, order)
-        order = torch.where(rows_index == step, theirs, order)
+        step_order, pivot_order = order[..., step : step + 1], order.gather(-1, pivot)
+        order = torch.where(rows_index == pivot, step_order, order)
+        order = torch.where(rows_index == step, pivot_order, order)
     return order
 
 

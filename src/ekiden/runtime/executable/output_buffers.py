@@ -106,15 +106,20 @@ def direct_buffers(
     output_ranges = [None if p is None else _address_range(p) for p in destinations]
     pairs: list[object] = []
     for n, (site, destination) in enumerate(zip(sites, destinations, strict=True)):
-        mine = output_ranges[n]
-        if site is None or destination is None or mine is None or mine[0] == mine[1]:
+        output_range = output_ranges[n]
+        if (
+            site is None
+            or destination is None
+            or output_range is None
+            or output_range[0] == output_range[1]
+        ):
             continue
         other_ranges = [
             *read,
             *(t for k, t in enumerate(output_ranges) if k != n and t is not None),
         ]
         if _is_dense_buffer(destination) and not any(
-            _ranges_overlap(mine, other_range) for other_range in other_ranges
+            _ranges_overlap(output_range, other_range) for other_range in other_ranges
         ):
             pairs += (site, destination)
     return pairs

@@ -185,11 +185,11 @@ def _same_access(a: Access, b: Access) -> bool:
     """
     if a.indices == b.indices and a.loops == b.loops:
         return True
-    ours, theirs = _loops_in_indices(a), _loops_in_indices(b)
-    if len(ours) != len(theirs):
+    left_loops, right_loops = _loops_in_indices(a), _loops_in_indices(b)
+    if len(left_loops) != len(right_loops):
         return False
     names: dict[Var, PrimExpr] = {}
-    for x, y in zip(ours, theirs, strict=True):
+    for x, y in zip(left_loops, right_loops, strict=True):
         names[y.loop_var] = x.loop_var
         if not is_same_expr(x.extent, y.extent) or not is_same_expr(x.min, y.min):
             return False

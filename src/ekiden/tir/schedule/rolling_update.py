@@ -222,34 +222,34 @@ def _match_nests(
     """Return the block's loops that the loops around the running value, and `loop`, stand for."""
     around = _perfect_nest_to(program, loop)
     outer = len(program.loops_above(around[0]))
-    mine = program.loops_above(realize)[outer : outer + len(around)]
-    same = len(mine) == len(around) and all(
+    loops = program.loops_above(realize)[outer : outer + len(around)]
+    same = len(loops) == len(around) and all(
         a.kind is b.kind
         and is_same_expr(a.extent, b.extent)
         and is_const(a.min, 0)
         and is_const(b.min, 0)
-        for a, b in zip(around, mine, strict=True)
+        for a, b in zip(around, loops, strict=True)
     )
-    if not same or any(a.body is not b for a, b in pairwise(mine)):
+    if not same or any(a.body is not b for a, b in pairwise(loops)):
         refuse(
             f"{step}: its outer loops are not those of loop {loop.loop_var.name!r}, perfectly "
             "nested and of the same sizes from 0 on",
             realize,
         )
     above = program.parent_of(around[0])
-    if not isinstance(above, SeqStmt) or program.parent_of(mine[0]) is not above:
+    if not isinstance(above, SeqStmt) or program.parent_of(loops[0]) is not above:
         refuse(f"{step}: its loops must stand beside those of {loop.loop_var.name!r}", realize)
     order = [id(s) for s in above.seq]
-    first, last = order.index(id(around[0])), order.index(id(mine[0]))
+    first, last = order.index(id(around[0])), order.index(id(loops[0]))
     if first > last:
         refuse(f"{step}: it must come behind loop {loop.loop_var.name!r}", realize)
-    written, touched = set(buffers_written(mine[0])), set(buffers_read(mine[0]))
+    written, touched = set(buffers_written(loops[0])), set(buffers_read(loops[0]))
     for stmt in above.seq[first:last]:
         extra = set(buffers_written(stmt)) & touched if stmt is not around[0] else set()
         clash = extra | (written & (set(buffers_read(stmt)) | set(buffers_written(stmt))))
         for buffer in clash:
             refuse(f"{step}: {buffer.name!r} is used between the loops", stmt)
-    return mine
+    return loops
 
 
 def _perfect_nest_to(program: ScheduleProgram, loop: For) -> list[For]:

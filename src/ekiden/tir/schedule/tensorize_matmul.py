@@ -336,7 +336,7 @@ class MatmulTileBuilder(TileBuilder):
         return broadcast(held, lanes)
 
     def match_partial_sums(self) -> PartialSums | None:
-        """Return how partial sums are continued where an outer loop reduces too, else None."""
+        """Return the partial sums that a tile continues if an outer loop also reduces, or None."""
         outer = reduce_loops(self.nest.sum, self.enclosing_loops)
         ending = self.nest.epilogue
         used = set() if ending is None else set(free_vars(ending.predicate))

@@ -169,8 +169,8 @@ class TileBuilder:
         single = unit_loop_values(loops)
         for e in post_order(store.value, *store.indices):
             if isinstance(e, BufferLoad) and e.buffer is self.sums:
-                mine = (substitute(i, single) for i in e.indices)
-                pairs = zip(mine, self.indices, strict=True)
+                own_loops = (substitute(i, single) for i in e.indices)
+                pairs = zip(own_loops, self.indices, strict=True)
                 if not all(analyzer.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
                     refuse(
                         f"{TENSORIZE_PRIMITIVE}: what follows reads {self.sums.name!r} elsewhere",

@@ -90,9 +90,13 @@ def _emit_ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: Prim
     with ib.for_range(0, count, "i") as i:
         ranks[i] = 0
         with ib.for_range(0, count, "j") as j:
-            mine, second_key = ib.let("mine", keys(i)), ib.let("other", keys(j))
-            is_equal = Not(fold_binary(Or, precedes(mine, second_key), precedes(second_key, mine)))
-            is_first = fold_binary(Or, precedes(second_key, mine), logical_and(j < i, is_equal))
+            first_key, second_key = ib.let("mine", keys(i)), ib.let("other", keys(j))
+            is_equal = Not(
+                fold_binary(Or, precedes(first_key, second_key), precedes(second_key, first_key))
+            )
+            is_first = fold_binary(
+                Or, precedes(second_key, first_key), logical_and(j < i, is_equal)
+            )
             ranks[i] = ranks[i] + cast(is_first, "int64")
     return ranks
 

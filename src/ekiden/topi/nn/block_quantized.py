@@ -211,11 +211,11 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
     levels = np.zeros((*shape, of.num_units, panel, VALUES_PER_UNIT), np.uint8)
     low = 0
     for bit_field in row.levels.bit_fields:
-        mine = words[..., low : low + bit_field.bits, :, :].swapaxes(
+        field_words = words[..., low : low + bit_field.bits, :, :].swapaxes(
             3, 4
         )  # [..., panel, words, WORD]
         shifts = np.arange(8 // bit_field.bits, dtype=np.uint8)[:, None] * np.uint8(bit_field.bits)
-        spread = mine[..., None, :] >> shifts & np.uint8((1 << bit_field.bits) - 1)
+        spread = field_words[..., None, :] >> shifts & np.uint8((1 << bit_field.bits) - 1)
         levels |= spread.reshape(levels.shape) << np.uint8(low)
         low += bit_field.bits
     # Packed levels are unsigned, counted from the smallest one; the bias is added back here.

@@ -408,7 +408,7 @@ def _emit_vector_nms(
     kept_count[0] = 0
     with ib.for_range(0, count, "n") as n, ib.if_scope(kept_count[0] < max_kept):
         box = ib.let("box", ranked(n))
-        mine = CornerBox.from_fields(
+        corner_box = CornerBox.from_fields(
             [ib.let("mine", f) for f in CornerBox.from_corners(corner, box).fields]
         )
         stays = ib.allocate("int32", 1, "stays", "local")
@@ -424,14 +424,14 @@ def _emit_vector_nms(
                 )
                 # Lanes behind the kept boxes hold uninitialised memory; the second condition masks
                 # them.
-                meets = logical_and(mine.iou(kept_box) > threshold, kept_index < already)
+                meets = logical_and(corner_box.iou(kept_box) > threshold, kept_index < already)
                 hits[lane] = cast(meets, "int32")
             for lane_number in range(BOXES_PER_COMPARE):
                 with ib.if_scope(hits[lane_number].equal(1)):
                     stays[0] = 0
             first[0] = begin + BOXES_PER_COMPARE
         with ib.if_scope(stays[0].equal(1)):
-            for field, value in enumerate(mine.fields):
+            for field, value in enumerate(corner_box.fields):
                 kept_fields[field * wide + already] = value
             keep(already, box)
             kept_count[0] = already + 1

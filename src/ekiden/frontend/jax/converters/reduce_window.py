@@ -388,17 +388,19 @@ def _scatter_source(
     inner = [s - 1 for s in windows.strides]
     total = node.bind_shared(op.full(node.expr(2), to_attr_dims(shape), dtype=dtype))
     for number, tap in enumerate(product(*map(range, windows.static_extents))):
-        mine = node.emit_once(op.equal(node.scope.expr(selected_tap), const(number, "int32")))
+        is_selected = node.emit_once(
+            op.equal(node.scope.expr(selected_tap), const(number, "int32"))
+        )
         behind = to_attr_dims(
             simplify_dim(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)
             for n, c, s, t in zip(shape, counts, windows.strides, tap, strict=True)
         )
-        contribution = node.bind_shared(op.where(mine, node.expr(1), zero))
+        contribution = node.bind_shared(op.where(is_selected, node.expr(1), zero))
         wide = node.bind_shared(xla_pad(node, contribution, zero, tap, behind, inner))
         if is_sum:
             total = node.bind_shared(op.add(node.scope.expr(total), node.scope.expr(wide)))
             continue
-        selected_mask = node.bind_shared(op.cast(mine, "int8"))
+        selected_mask = node.bind_shared(op.cast(is_selected, "int8"))
         mask = xla_pad(node, selected_mask, const(0, "int8"), tap, behind, inner)
         (combined_value,) = apply_real_body(node, block, [total], [wide])
         chosen = op.not_equal(mask, const(0, "int8"))

@@ -210,11 +210,11 @@ def _region_outputs(
     outputs = {strip_annotations(root)}
     for expr in order:
         if not is_compiler_annotation(expr):
-            mine = region_of.get(expr)
+            own_region = region_of.get(expr)
             outputs.update(
                 strip_annotations(c)
                 for c in children(expr)
-                if mine is None or region_of.get(strip_annotations(c)) is not mine
+                if own_region is None or region_of.get(strip_annotations(c)) is not own_region
             )
     return outputs
 

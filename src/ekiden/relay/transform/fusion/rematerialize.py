@@ -132,8 +132,8 @@ def _find_rematerialized(
     for node in scope.nodes:
         mine = group_of.get(node)
         for operand in operands(node):
-            theirs = group_of.get(operand)
-            if theirs is not None and theirs is not mine:
+            operand_group = group_of.get(operand)
+            if operand_group is not None and operand_group is not mine:
                 # A user without a kernel is recorded as None, and forbids repetition.
                 users.setdefault(operand, {})[id(mine or node)] = mine
     repeated: dict[RelayExpr, list[KernelGroup]] = {}
@@ -156,8 +156,8 @@ def rematerialize(root: RelayExpr) -> RelayExpr:
     groups = find_kernel_groups(root)
     copy_for: dict[RelayExpr, dict[RelayExpr, int]] = {}
     for scope in find_scopes(root):
-        mine = {n: groups[n] for n in scope.nodes if n in groups}
-        for result, takers in _find_rematerialized(scope, mine).items():
+        scope_groups = {n: groups[n] for n in scope.nodes if n in groups}
+        for result, takers in _find_rematerialized(scope, scope_groups).items():
             for number, taker in enumerate(takers):
                 for member in taker:
                     copy_for.setdefault(member, {})[result] = number

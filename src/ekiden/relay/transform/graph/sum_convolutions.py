@@ -96,18 +96,28 @@ class _MergedConvolution:
         """Return the tap offset of a smaller kernel within this one; None where its taps do not
         coincide with taps of this one.
         """
-        mine, theirs = self.attrs, smaller.attrs
-        alike = (mine.strides, mine.groups, self.weight.shape[:2], self.weight.dtype)
-        if alike != (theirs.strides, theirs.groups, smaller.weight.shape[:2], smaller.weight.dtype):
+        larger_attrs, smaller_attrs = self.attrs, smaller.attrs
+        alike = (
+            larger_attrs.strides,
+            larger_attrs.groups,
+            self.weight.shape[:2],
+            self.weight.dtype,
+        )
+        if alike != (
+            smaller_attrs.strides,
+            smaller_attrs.groups,
+            smaller.weight.shape[:2],
+            smaller.weight.dtype,
+        ):
             return None
         for taps, one, two in zip(
-            smaller.kernel_shape, mine.dilation, theirs.dilation, strict=True
+            smaller.kernel_shape, larger_attrs.dilation, smaller_attrs.dilation, strict=True
         ):
             # With a single tap the dilation has no effect.
             if taps > 1 and one != two:
                 return None
         # Padding by p lets the first tap read p elements before a result's own index.
-        first = theirs.padding[: len(smaller.kernel_shape)]
+        first = smaller_attrs.padding[: len(smaller.kernel_shape)]
         return self._tap_at([-side for side in first], smaller.kernel_shape)
 
     def _tap_at(self, first: Sequence[int], taps: Sequence[int]) -> tuple[int, ...] | None:

@@ -267,15 +267,15 @@ def _match_scheme(scheme: FuncType, concrete: Type) -> list[Type] | None:
     plain = FuncType(scheme.arg_types, scheme.ret_type)
     work: list[tuple[Type, Type]] = [(plain, concrete)]
     while work:
-        mine, concrete_part = work.pop()
-        if isinstance(mine, TypeVar) and mine in scheme.type_params:
-            if substitution.setdefault(mine, concrete_part) != concrete_part:
+        declared_part, concrete_part = work.pop()
+        if isinstance(declared_part, TypeVar) and declared_part in scheme.type_params:
+            if substitution.setdefault(declared_part, concrete_part) != concrete_part:
                 return None
             continue
-        inside, outside = type_children(mine), type_children(concrete_part)
-        if type(mine) is not type(concrete_part) or len(inside) != len(outside):
+        inside, outside = type_children(declared_part), type_children(concrete_part)
+        if type(declared_part) is not type(concrete_part) or len(inside) != len(outside):
             return None
-        if not inside and mine != concrete_part:
+        if not inside and declared_part != concrete_part:
             return None
         work.extend(zip(inside, outside, strict=True))
     type_args = [substitution.get(v) for v in scheme.type_params]
