@@ -29,7 +29,21 @@ _LATENT = {
 }  # fmt: skip
 _OWN = {"num_key_value_heads": None, "intermediate_size": None}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_MAMBA = {
+    "num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": None,
+    "max_position_embeddings": None, "state_size": 8,
+}  # fmt: skip
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mamba": ("MambaForCausalLM", {**_MAMBA}),
+    "mamba_biases": (
+        "MambaForCausalLM",
+        {**_MAMBA, "use_bias": True, "use_conv_bias": False, "time_step_rank": 3, "conv_kernel": 3},
+    ),
+    "falcon_mamba": ("FalconMambaForCausalLM", {**_MAMBA}),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
+    ),
     "gpt2": ("GPT2LMHeadModel", _GPT),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", {**_GPT, "multi_query": True}),
     "gpt_bigcode_heads": ("GPTBigCodeForCausalLM", {**_GPT, "multi_query": False}),

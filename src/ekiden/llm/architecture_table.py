@@ -14,6 +14,7 @@ from ekiden.llm.decoder_architecture import (
     DecoderArchitecture,
     ExpertArchitecture,
     ExpertNames,
+    StateSpaceArchitecture,
     layer_windows,
 )
 from ekiden.runtime.errors import ImportModelError
@@ -332,6 +333,24 @@ _GLM_ARCHITECTURE = DecoderArchitecture(
     defaults={"partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 128,
               "num_key_value_heads": 2},
 )  # fmt: skip
+_MAMBA_NAMES = CheckpointNames(
+    embedding="backbone.embeddings.weight",
+    norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    before_attention="norm",
+    prefix="backbone.",
+)
+_MAMBA_ARCHITECTURE = DecoderArchitecture(
+    _MAMBA_NAMES,
+    epsilon=("layer_norm_epsilon", 1e-5),
+    biases={"mlp": "use_bias"},
+    layers_with_rope=_no_layers,
+    tied=True,
+    # It has no attention and no positions: the first is a size that nothing reads.
+    defaults={"num_attention_heads": 1, "max_position_embeddings": 1 << 20},
+    fixed={"hidden_act": "silu"},
+    state_space=StateSpaceArchitecture(),
+)
 DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "LlamaForCausalLM": DecoderArchitecture(biases=_LLAMA_BIASES),
     "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
@@ -621,5 +640,22 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
             scores_of_group=2,
             factor="routed_scaling_factor",
         ),
+    ),
+    "MambaForCausalLM": _MAMBA_ARCHITECTURE,
+    "FalconMambaForCausalLM": replace(
+        _MAMBA_ARCHITECTURE,
+        state_space=StateSpaceArchitecture(norm_epsilon=("mixer_rms_eps", 1e-6)),
+    ),
+    "Mamba2ForCausalLM": replace(
+        _MAMBA_ARCHITECTURE,
+        tied=False,
+        state_space=StateSpaceArchitecture(has_heads=True),
+        defaults={
+            **_MAMBA_ARCHITECTURE.defaults,
+            "num_heads": 128,
+            "head_dim": 64,
+            "n_groups": 8,
+            "state_size": 128,
+        },
     ),
 }

@@ -26,6 +26,7 @@ from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.kernels.attention.kv_layout import CachePlane
+from ekiden.llm.cache_layout import CacheLayout
 from ekiden.llm.checkpoint import Checkpoint, Weight
 from ekiden.llm.decoder_config import ALIBI_DEPTH, DecoderConfig, alibi_slopes
 from ekiden.llm.decoder_layers import (
@@ -40,6 +41,7 @@ from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
 from ekiden.llm.multi_lora import AdapterProducts, AdapterSet
 from ekiden.llm.rope import RopeParameters
+from ekiden.llm.state_space import StateInputs, recurrences, state_space_layer, state_width
 from ekiden.relay import op
 from ekiden.relay.expr import (
     Expr,
@@ -66,21 +68,12 @@ MAX_LISTED_NAMES = 3
 """Names of tensors in a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """Layout of the paged KV cache: tokens per page, dtype, and pages per block."""
-
-    page: int = 64
-    dtype: str = "float32"
-    row: int = 16
-
-    def num_blocks(self, pages: int) -> int:
-        """Return the number of blocks that hold `pages` pages."""
-        return -(-pages // self.row)
-
-
 def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> tuple[object, ...]:
-    """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]."""
+    """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]; of a
+    state-space model [texts, layers, numbers of a state].
+    """
+    if config.state_space:
+        return (blocks, config.layers, state_width(config.state_space))
     plane = CachePlane(layout.page, config.cache_depth, layout.dtype)
     return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
 
@@ -149,6 +142,8 @@ class _ForwardBuilder:
             by_token = op.take(self.tokens.by_sequence["adapters"], self.tokens.sequences, axis=0)
             products = AdapterProducts(adapters, self.let("token_adapters", by_token), self.let)
         self.parts = DecoderLayers(checkpoint, config, products)
+        self.functions = recurrences(config) if config.state_space else {}
+        """Those that the layers call."""
 
     def let(self, name: str, value: Expr) -> Var:
         """Bind a value to a new variable, in order."""
@@ -181,8 +176,16 @@ class _ForwardBuilder:
         x = self.let("embedded", x)
         rotations = [self._rotary_tables(rope, tokens) for rope in config.ropes]
         state: Var = cache
+        state_inputs = None
+        if config.state_space:
+            state_inputs = StateInputs.create(
+                tokens.sequences, tokens.positions, tokens.tables, self.functions, self.let
+            )
         for n, rope_number in enumerate(config.rope_of):
             rotation = None if rope_number is None else rotations[rope_number]
+            if state_inputs is not None:
+                x, state = self._state_space_layer(n, x, state, state_inputs)
+                continue
             x, state = self._decoder_layer(n, x, state, tokens, rotation)
         # Only the picked positions reach the head, the largest product of a prefill.
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
@@ -260,6 +263,16 @@ class _ForwardBuilder:
             mixed = tensors.norm(mixed, prefix + names.after_mlp)
         mixed = _scaled(mixed, config.residual_scale)
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
+
+    def _state_space_layer(
+        self, n: int, x: Var, cache: Var, inputs: StateInputs
+    ) -> tuple[Var, Var]:
+        """Emit one state-space layer: the hidden state and the cache."""
+        config, names = self.config, self.config.names
+        normed = self.parts.norm(x, names.layer.format(n) + names.before_attention)
+        normed = self.let(f"normed_{n}", normed)
+        added, cache = state_space_layer(n, normed, cache, inputs, config, self.parts, self.let)
+        return self.let(f"x_{n}", op.add(x, added)), cache
 
     def _attention(
         self,
@@ -471,6 +484,7 @@ def decoder_module(
         inputs = sequence_inputs(adapters is not None, config)
     builder = _ForwardBuilder(checkpoint, config, layout, adapters, inputs)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build(has_head)}
+    functions.update(builder.functions.items())
     # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied or not has_head else ()
     if unread := [name for name in builder.parts.unused_tensors if name not in heads]:

@@ -104,6 +104,19 @@ class ExpertArchitecture:
     slope: tuple[str, float] = ("swiglu_alpha", 1.702)
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpaceArchitecture:
+    """State-space layers of an architecture family in the place of attention and MLP.
+
+    has_heads: whether a head has one rate of decay (Mamba 2), else each of its numbers several.
+    norm_epsilon: the key and default of what norms of steps, inputs and outputs add to variances,
+    without which there are none.
+    """
+
+    has_heads: bool = False
+    norm_epsilon: tuple[str, float] | None = None
+
+
 def _uses_rope(config: Config, windows: tuple[int, ...]) -> tuple[bool, ...]:
     return (True,) * len(windows)
 
@@ -133,7 +146,7 @@ class DecoderArchitecture:
     adapt: what of the row depends on the configuration. The factors multiply embeddings, what a
     block adds, scores and logits. clip: the key of the bound of queries, keys and values. experts:
     what the MLP of some layers is. latent: whether queries, keys and values go through latent
-    vectors.
+    vectors. state_space: what layers without attention are.
     """
 
     names: CheckpointNames = field(default_factory=CheckpointNames)
@@ -167,6 +180,7 @@ class DecoderArchitecture:
     clip: str = ""
     experts: ExpertArchitecture | None = None
     latent: bool = False
+    state_space: StateSpaceArchitecture | None = None
 
 
 def layer_windows(config: Config, count: int, default: Callable[[int], bool]) -> tuple[int, ...]:

@@ -7,8 +7,11 @@ of others. `DecoderConfig` is all that the builder (decoder.py) looks at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from ekiden.llm.architecture_table import DECODER_ARCHITECTURES
 from ekiden.llm.config_validation import read_float, read_integer, read_size
@@ -85,6 +88,30 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpaceConfig:
+    """Sizes of state-space layers (Mamba)."""
+
+    inner: int
+    """Numbers of a token between the products."""
+    size: int
+    """Numbers of the state of each of them."""
+    kernel: int
+    """Tokens that a convolution sees."""
+    convolved: int
+    """Numbers of a token that are convolved."""
+    groups: int
+    """Parts that share what goes into their states and out of them."""
+    heads: int
+    """Parts that share a rate of decay; 0 for a rate of each number of a state."""
+    step_rank: int
+    """Rank of the product that makes steps; 0 where heads have them directly."""
+    step_limits: tuple[float, float]
+    has_convolution_bias: bool
+    norm_epsilon: float
+    """Of norms of steps, inputs and outputs; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Hyperparameters of a decoder: its sizes, and the variations of its family. Windows and ropes
     are per layer.
@@ -132,6 +159,8 @@ class DecoderConfig:
     """Tokens that end a text."""
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
+    state_space: StateSpaceConfig | None = None
+    """Of layers without attention, whose texts have states and no pages."""
 
     @property
     def switch_tokens(self) -> int:
@@ -239,8 +268,60 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         ),
         end_tokens=_end_tokens(config),
         latent=latent,
+        state_space=None if row.state_space is None else _read_state_space(row, config),
         experts=None if row.experts is None else _read_experts(row.experts, config, layers),
     )
+
+
+def _read_state_space(row: DecoderArchitecture, config: Mapping[str, Any]) -> StateSpaceConfig:
+    """Return the sizes of state-space layers. Raises ImportModelError for sizes that do not fit."""
+    kind = row.state_space
+    assert kind is not None
+    hidden, size = read_size(config, "hidden_size"), read_size(config, "state_size")
+    expanded = int(read_float(config, "expand", 2.0) * hidden)
+    heads = groups = rank = 0
+    if kind.has_heads:
+        heads, groups = read_size(config, "num_heads"), read_size(config, "n_groups")
+        if heads * read_size(config, "head_dim") != expanded or heads % groups:
+            raise ImportModelError(
+                f"config: 'num_heads': {heads} of {config['head_dim']} numbers are not the"
+                f" {expanded} of 'expand' in {groups} 'n_groups'"
+            )
+    else:
+        is_default = config.get("time_step_rank") in (None, "auto")
+        rank = -(-hidden // 16) if is_default else read_size(config, "time_step_rank")
+    inner = expanded if kind.has_heads else read_integer(config, "intermediate_size", expanded, 1)
+    epsilon = kind.norm_epsilon
+    return StateSpaceConfig(
+        inner=inner,
+        size=size,
+        kernel=read_integer(config, "conv_kernel", 4, 2),
+        convolved=inner + 2 * groups * size,
+        groups=max(groups, 1),
+        heads=heads,
+        step_rank=rank,
+        step_limits=_read_step_limits(config),
+        has_convolution_bias=bool(config.get("use_conv_bias", True)),
+        norm_epsilon=read_float(config, *epsilon) if epsilon else 0.0,
+    )
+
+
+def _read_step_limits(config: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the bounds of steps. Raises ImportModelError for what is no range."""
+    limits = config.get("time_step_limit") or (0.0, math.inf)
+    try:
+        # JSON has no infinity: transformers writes {"__float__": "Infinity"}.
+        low, high = (
+            float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits
+        )
+        is_range = 0 <= low <= high
+    except (KeyError, TypeError, ValueError):
+        is_range = False
+    if not is_range:
+        raise ImportModelError(
+            f"config: 'time_step_limit': two numbers from 0 on expected, got {limits!r}"
+        )
+    return low, min(high, float(np.finfo(np.float32).max))
 
 
 def _read_latent(config: Mapping[str, Any]) -> LatentConfig:

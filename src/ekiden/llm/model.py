@@ -43,6 +43,7 @@ from ekiden.llm.prompt_cache import (
     prompt_model_digest,
 )
 from ekiden.llm.sampling import Sampling
+from ekiden.llm.state_space import refuse_state_options, state_layout
 from ekiden.llm.token_trie import TokenTrie
 from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError
@@ -127,7 +128,14 @@ def load(
     decoder = read_config(config, context)
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
-    layout = _cache_layout(page, cache or _default_cache_dtype(opened_checkpoint, decoder), decoder)
+    if decoder.state_space:
+        refuse_state_options(
+            {"draft": draft, "adapters": adapters, "prompt_cache": prompt_cache}, cache, decoder
+        )
+        layout = state_layout(context)
+    else:
+        cache = cache or _default_cache_dtype(opened_checkpoint, decoder)
+        layout = _cache_layout(page, cache, decoder)
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
     chosen = None
