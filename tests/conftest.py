@@ -26,15 +26,15 @@ from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
 from fake_drivers import disposable_cuda, disposable_cuda_devices, fake_cuda, fake_cuda_libraries
-from long_runs import give_time, mark_what_is_not_shared
-from processor import pretend
-from shared_files import folder_of_run
-from watch import (
+from hang_reports import (
     open_stderr,
     pytest_runtest_logreport,
     pytest_timeout_cancel_timer,
     pytest_timeout_set_timer,
 )
+from long_runs import give_time, mark_what_is_not_shared
+from processor import pretend
+from shared_files import folder_of_run
 from web_runtime import web_runtime
 
 __all__ = [

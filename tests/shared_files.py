@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from watch import timeout
+from hang_reports import timeout
 
 BUILD_SECONDS = 1800
 """Time for one build, its queue included: a compiler with an empty cache on a machine in use."""

@@ -67,7 +67,7 @@ def test_elements_that_an_engine_leaves_unwritten_are_an_error(dtype: str) -> No
         run_region(name, "copy", dtype, copy_all_but_the_last_row, value)
 
 
-def test_a_part_that_later_calls_leave_unwritten_is_an_error() -> None:
+def test_part_that_later_calls_leave_unwritten_is_an_error() -> None:
     calls: list[int] = []
 
     def copy_once(x: Tensor, out: Tensor) -> None:

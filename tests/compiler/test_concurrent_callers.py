@@ -164,5 +164,5 @@ assert id(vars(sys.modules["ekiden.compiler.build"])) not in tracked
 """
 
 
-def test_a_server_that_compiles_later_never_collects_the_compiler() -> None:
+def test_server_that_compiles_later_never_collects_the_compiler() -> None:
     subprocess.run([sys.executable, "-c", LATE_COMPILER], check=True)

@@ -232,7 +232,7 @@ def test_decoder_implements_text_engine(model: llm.Model) -> None:
     assert np.asarray(model.logits([1])).shape == (1, 256)
 
 
-def test_a_step_reads_a_chunk_and_gives_every_running_text_its_token(
+def test_step_reads_a_chunk_and_gives_every_running_text_its_token(
     model: llm.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts work and no time: tokens that the program reads, tokens that the host copies, and

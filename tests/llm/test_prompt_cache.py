@@ -70,7 +70,7 @@ def test_two_processes_share_the_pages_of_a_prompt(plain: llm.Model, tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "longer", "others", "link"])
-def test_a_file_that_cannot_be_trusted_is_computed_again(
+def test_file_that_cannot_be_trusted_is_computed_again(
     plain: llm.Model, tmp_path: Path, damage: str
 ) -> None:
     model = load(tmp_path)
@@ -133,7 +133,7 @@ def test_pages_depend_on_weights_adapters_and_layout(tmp_path: Path) -> None:
     assert len(digests) == 6
 
 
-def test_the_oldest_pages_make_room(tmp_path: Path) -> None:
+def test_oldest_pages_make_room(tmp_path: Path) -> None:
     cache = PromptCache(tmp_path, "digest", limit=5000)
     (tmp_path / "mine").write_bytes(bytes(10_000))
     for number in range(10):
@@ -144,7 +144,7 @@ def test_the_oldest_pages_make_room(tmp_path: Path) -> None:
     assert cache.read([bytes([9])], 1000) == {bytes([9]): bytes(1000)}
 
 
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+def test_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "prompt-pages"
     shared.mkdir()
     shared.chmod(0o777)

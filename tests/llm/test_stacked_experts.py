@@ -45,7 +45,7 @@ def test_interleaved_rows_are_separated() -> None:
         StackedExperts(Memory({"num_local_experts": 3}, tensors))[f"{prefix}.weight"]
 
 
-def test_a_number_of_experts_that_no_file_has_is_refused() -> None:
+def test_number_of_experts_that_no_file_has_is_refused() -> None:
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {name: plain(name, np.zeros((2, 3, 8), np.float32))}
     with pytest.raises(LoadError, match="'num_local_experts': 4294967297 experts of 1 tensors"):

@@ -148,7 +148,7 @@ def test_attributes_of_python_objects_are_undefined(expression: str) -> None:
         assert render_chat(template, {}, []) == ""
 
 
-def test_a_template_reads_no_files() -> None:
+def test_template_reads_no_files() -> None:
     for statement in ("include 'a'", "import 'a' as a", "from 'a' import b", "extends 'a'"):
         with pytest.raises(InputError, match="no loader"):
             render_chat(f"{{% {statement} %}}", {}, [])
@@ -161,7 +161,7 @@ def test_limits_are_those_of_the_page() -> None:
     assert f"more than {template_budget.MAX_NESTING} deep" in page
 
 
-def test_a_long_conversation_is_rendered() -> None:
+def test_long_conversation_is_rendered() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'user' and loop.index0 % 2 == 0 %}<{{ m.role }}>"
         "{{ m.content | trim ~ eos_token }}{% endif %}{% endfor %}"

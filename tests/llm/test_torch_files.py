@@ -122,7 +122,7 @@ def test_tensor_outside_its_bytes_is_refused(
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (0, 3)])
-def test_a_stride_that_nothing_follows_may_be_of_any_size(
+def test_stride_that_nothing_follows_may_be_of_any_size(
     tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
     path = _archive(tmp_path / "a.bin", _saved(shape=shape, strides=(2**63 - 1, 1)))

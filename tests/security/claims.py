@@ -7,7 +7,7 @@ held.
 
 from __future__ import annotations
 
-_CLOSING = "tests/serve/test_serve_closing.py"
+_CLOSING = "tests/serve/test_serve_connection_closing.py"
 _SERVING = "tests/security/test_serving.py"
 _COMPILING = "tests/security/test_compiling.py"
 _WALLS = "tests/security/test_session_walls.py"
@@ -19,13 +19,13 @@ _CACHE = "tests/compiler/test_cache_files.py"
 _APART = "tests/compiler/test_result_aliasing.py"
 _BOUNDS = "tests/serve/test_serve_bounds.py"
 _ATTACKS = f"{_WALLS}::test_every_attack_from_inside_is_refused"
-_CALLS = f"{_WALLS}::test_the_calls_that_pass_are_those_of_the_table"
+_CALLS = f"{_WALLS}::test_calls_that_pass_are_those_of_the_table"
 _FUZZ = "tests/fuzz/test_fuzz_inputs.py::test_changed_inputs_are_refused_or_accepted"
-_CODE = f"{_COMPILING}::test_a_model_file_executes_no_code"
+_CODE = f"{_COMPILING}::test_model_file_executes_no_code"
 
 CLAIMS: dict[str, tuple[str, ...]] = {
     "Untrusted model files can": (
-        _CODE, f"{_COMPILING}::test_the_limit_of_memory_holds_import_and_folding", _FUZZ,
+        _CODE, f"{_COMPILING}::test_limit_of_memory_holds_import_and_folding", _FUZZ,
     ),
     "Exception: pickled PyTorch models are": (
         "tests/llm/test_torch_files.py::test_non_tensors_are_refused",
@@ -50,7 +50,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "It computes a text from the messages": (
         "tests/llm/test_template_limits.py::test_attributes_of_python_objects_are_undefined",
-        "tests/llm/test_template_limits.py::test_a_template_reads_no_files",
+        "tests/llm/test_template_limits.py::test_template_reads_no_files",
     ),
     "A template that takes more than": (
         "tests/llm/test_template_limits.py::test_steps_of_a_template_are_bounded",
@@ -62,9 +62,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/micro/test_hostile_libraries.py::test_unexpected_archive_files_are_refused",
         "tests/micro/test_hostile_libraries.py::test_metadata_that_is_wrong_is_refused",
     ),
-    "They run models, within the limits": (f"{_SERVING}::test_a_body_of_many_values_is_refused",),
+    "They run models, within the limits": (f"{_SERVING}::test_body_of_many_values_is_refused",),
     "Changing the server needs a token": (
-        f"{_SERVING}::test_control_needs_a_token_or_to_be_allowed",
+        f"{_SERVING}::test_control_requires_token_or_permission",
     ),
     "Nothing: the compiler computes shapes": (
         _FUZZ, "tests/relay/op/test_extreme_attributes.py", "tests/relay/op/test_refused_shapes.py",
@@ -131,53 +131,55 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         f"{_RPC_SECURITY}::test_key_files_are_private_and_validated",
     ),
     "Before a session starts": (
-        f"{_WALLS}::test_handshakes_that_trickle_stop_no_server",
-        f"{_WALLS}::test_clients_that_say_nothing_stop_no_server",
+        f"{_WALLS}::test_slow_handshakes_do_not_block_server",
+        f"{_WALLS}::test_silent_clients_do_not_block_server",
     ),
     "Sixteen or a thousand connections": (
-        f"{_WALLS}::test_handshakes_that_trickle_stop_no_server",
+        f"{_WALLS}::test_slow_handshakes_do_not_block_server",
         "tests/rpc/test_rpc_frames.py::test_silent_clients_do_not_block_others",
     ),
     "Each session is a separate process": (
         "tests/rpc/test_rpc_spawn.py::test_server_and_its_sessions_are_no_forks",
     ),
     "It shares no memory with the server": (
-        f"{_WALLS}::test_nothing_of_the_server_is_in_a_session",
-        f"{_WALLS}::test_a_session_has_not_the_key_of_its_server",
+        f"{_WALLS}::test_session_contains_no_server_state",
+        f"{_WALLS}::test_session_has_not_the_key_of_its_server",
     ),
     "The process leads its own session": (
-        f"{_WALLS}::test_a_session_is_apart_from_the_terminal_of_its_server",
-        f"{_WALLS}::test_a_session_has_no_descriptor_of_its_server",
+        f"{_WALLS}::test_session_is_apart_from_the_terminal_of_its_server",
+        f"{_WALLS}::test_session_has_no_descriptor_of_its_server",
     ),
     "The servers in Python and C": (_CALLS, _ATTACKS),
     "**System calls** (seccomp)": (_CALLS,),
     "A session therefore starts no program": (
-        _ATTACKS, f"{_WALLS}::test_a_session_ends_with_a_killed_server",
+        _ATTACKS, f"{_WALLS}::test_session_ends_with_a_killed_server",
     ),
     "**Files** (landlock": (_ATTACKS, f"{_RPC_SECURITY}::test_session_cannot_leave_its_folder"),
     "**Namespaces** of users": (_ATTACKS,),
     "Without namespaces, as in many": (_ATTACKS,),
     "**Capabilities**": (_ATTACKS,),
     "The server enforces `rpc.Limits`": (
-        f"{_WALLS}::test_a_session_that_fills_the_disk_is_ended",
-        f"{_WALLS}::test_a_session_has_not_more_threads_than_it_may",
-        f"{_WALLS}::test_the_servers_time_is_the_most_that_a_session_has",
+        f"{_WALLS}::test_session_that_fills_the_disk_is_ended",
+        f"{_WALLS}::test_session_thread_count_is_limited",
+        f"{_WALLS}::test_servers_time_is_the_most_that_a_session_has",
     ),
     "A client may request fewer seconds": (
         f"{_SESSIONS}::test_session_time_limit_is_enforced",
-        f"{_WALLS}::test_the_servers_time_is_the_most_that_a_session_has",
+        f"{_WALLS}::test_servers_time_is_the_most_that_a_session_has",
     ),
     "A session that exceeds a limit": (
-        f"{_WALLS}::test_a_session_that_fills_the_disk_is_ended",
+        f"{_WALLS}::test_session_that_fills_the_disk_is_ended",
         f"{_IN_C}::test_spinning_function_ends_with_its_client",
         f"{_SESSIONS}::test_running_function_stops_when_client_disconnects",
     ),
     "All sessions end with their server": (
-        f"{_WALLS}::test_a_session_ends_with_a_killed_server",
+        f"{_WALLS}::test_session_ends_with_a_killed_server",
         "tests/rpc/test_rpc_stale_folders.py::test_server_removes_what_a_killed_one_left",
     ),
     "`ekiden-rpc` uses the default limits": (f"{_IN_C}::test_session_in_c_has_its_time",),
-    "A server refuses to start": (f"{_WALLS}::test_a_server_that_lacks_a_wall_refuses_to_start",),
+    "A server refuses to start": (
+        f"{_WALLS}::test_server_without_sandbox_facility_refuses_to_start",
+    ),
     "`sandbox=False` (`--no-sandbox`)": (
         "tests/rpc/test_rpc_cross_architecture.py::test_verify_on_another_processor",
     ),
@@ -189,7 +191,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_devices.py::test_session_has_its_device",
     ),
     "It listens on the loopback interface": (
-        f"{_WALLS}::test_the_server_in_c_listens_on_the_loopback_interface_alone",
+        f"{_WALLS}::test_server_in_c_listens_on_the_loopback_interface_alone",
     ),
     "`tests/security` tries these promises": (_ATTACKS,),
     "A proxy with `web_port`": (
@@ -204,19 +206,19 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     # Compiling
     "The compiler expands functions": (
         f"{_COMPILING}::test_functions_that_stand_for_too_many_nodes_are_refused",
-        f"{_COMPILING}::test_a_tensor_of_too_many_dimensions_is_refused",
+        f"{_COMPILING}::test_tensor_of_too_many_dimensions_is_refused",
         f"{_COMPILING}::test_folding_does_not_double_without_end",
     ),
     "`EKIDEN_MEMORY_LIMIT=2G` bounds": (
-        f"{_COMPILING}::test_the_limit_of_memory_holds_import_and_folding",
+        f"{_COMPILING}::test_limit_of_memory_holds_import_and_folding",
         f"{_COMPILING}::test_constants_count_as_long_as_they_live",
     ),
     "Beyond the limit a compilation raises": (
         f"{_COMPILING}::test_folding_beyond_the_limit_is_refused_before_it_is_computed",
     ),
     "`ekiden.compile(model, timeout=60)`": (
-        f"{_COMPILING}::test_a_compilation_is_stopped_at_its_limit_of_time",
-        f"{_COMPILING}::test_the_environment_has_a_limit_of_time",
+        f"{_COMPILING}::test_compilation_is_stopped_at_its_limit_of_time",
+        f"{_COMPILING}::test_environment_has_a_limit_of_time",
     ),
     "Runs have limits of their own": (
         "tests/runtime/test_run_limits.py::test_run_with_a_timeout",
@@ -224,51 +226,51 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     # Serving models
     "`ekiden serve` without options": (
-        f"{_SERVING}::test_a_server_without_options_is_this_machines",
+        f"{_SERVING}::test_server_without_options_is_this_machines",
     ),
     "Any other address needs tokens": (
-        f"{_SERVING}::test_a_server_without_options_is_this_machines",
+        f"{_SERVING}::test_server_without_options_is_this_machines",
     ),
-    "With `--open` the log states": (f"{_SERVING}::test_an_open_server_says_what_it_opens",),
+    "With `--open` the log states": (f"{_SERVING}::test_open_server_warns_of_exposure",),
     "Loading and unloading always need": (
-        f"{_SERVING}::test_control_without_a_token_is_for_loopback_alone",
-        f"{_SERVING}::test_control_needs_a_token_or_to_be_allowed",
+        f"{_SERVING}::test_control_without_token_is_loopback_only",
+        f"{_SERVING}::test_control_requires_token_or_permission",
     ),
-    "**Pages in a browser of this": (f"{_SERVING}::test_a_page_in_chromium_cannot_change_state",),
+    "**Pages in a browser of this": (f"{_SERVING}::test_page_in_chromium_cannot_change_state",),
     "Without tokens, TLS or `--open`": (
-        f"{_SERVING}::test_a_name_that_is_not_the_servers_is_refused",
-        f"{_SERVING}::test_health_is_told_by_any_name",
+        f"{_SERVING}::test_foreign_host_header_is_refused",
+        f"{_SERVING}::test_health_endpoint_accepts_any_host",
     ),
-    "A page's own host name": (f"{_SERVING}::test_a_name_that_is_not_the_servers_is_refused",),
+    "A page's own host name": (f"{_SERVING}::test_foreign_host_header_is_refused",),
     "The server refuses a request whose": (
-        f"{_SERVING}::test_a_page_of_another_origin_is_refused",
-        f"{_SERVING}::test_a_page_without_an_origin_says_where_it_comes_from",
-        f"{_SERVING}::test_an_image_of_a_page_loads_no_model_on_demand",
+        f"{_SERVING}::test_page_of_another_origin_is_refused",
+        f"{_SERVING}::test_request_without_origin_needs_fetch_metadata",
+        f"{_SERVING}::test_image_of_a_page_loads_no_model_on_demand",
     ),
     "Requests that change state must be": (
-        f"{_SERVING}::test_a_change_of_state_says_that_it_is_json",
+        f"{_SERVING}::test_state_changes_require_json_content_type",
         f"{_SERVING}::test_no_preflight_is_granted",
     ),
     "64 MB a request body, and its": (
-        f"{_SERVING}::test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may",
+        f"{_SERVING}::test_tensors_of_a_request_have_no_more_bytes_than_a_body_may",
     ),
     "8 MB a request body for a text": (
-        f"{_SERVING}::test_a_request_to_a_model_of_text_has_a_bound_of_its_own",
+        f"{_SERVING}::test_request_to_a_model_of_text_has_a_bound_of_its_own",
     ),
     "8 MB a message over gRPC": (f"{_SERVING}::test_parsed_long_message_size_is_bounded",),
     "64 MB the tensors of a response": (
-        f"{_SERVING}::test_an_answer_that_would_be_too_large_is_refused_before_its_run",
+        f"{_SERVING}::test_oversized_response_is_refused_before_the_run",
     ),
-    "1 GB all HTTP bodies": (f"{_SERVING}::test_bodies_that_arrive_have_a_bound_together",),
+    "1 GB all HTTP bodies": (f"{_SERVING}::test_total_size_of_incoming_bodies_is_bounded",),
     "16384, 30, 75 connections": (
         f"{_BOUNDS}::test_stalled_body_is_timed_out",
         f"{_BOUNDS}::test_missing_headers_are_timed_out",
         f"{_BOUNDS}::test_slow_headers_are_timed_out",
         f"{_BOUNDS}::test_unread_answer_is_timed_out",
     ),
-    "A request may name each output": (f"{_SERVING}::test_an_output_is_not_asked_for_twice",),
+    "A request may name each output": (f"{_SERVING}::test_duplicate_requested_output_is_refused",),
     "JSON may have 64 levels": (
-        f"{_SERVING}::test_a_body_of_many_values_is_refused",
+        f"{_SERVING}::test_body_of_many_values_is_refused",
         f"{_SERVING}::test_bounds_of_json_are_those_of_the_page",
     ),
     "Long bodies are checked before": (f"{_SERVING}::test_long_arrays_are_no_more_than_json",),
@@ -277,8 +279,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/serve/test_serve_http.py::test_bad_compressed_bodies_are_refused",
     ),
     "Separate threads read and write": (
-        "tests/serve/test_serve_turns.py::test_loop_runs_between_the_chunks_of_a_long_message",
-        "tests/serve/test_serve_turns.py::test_reader_threads_yield_to_the_event_loop",
+        "tests/serve/test_serve_event_loop.py::test_loop_runs_between_the_chunks_of_a_long_message",
+        "tests/serve/test_serve_event_loop.py::test_reader_threads_yield_to_the_event_loop",
     ),
     "A body takes at most twice": ("benchmarks/serving_load.py",),
     "However many clients send and receive": (
@@ -289,20 +291,20 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "Of the requests that a client sends ahead": (
         "tests/serve/test_serve_shares.py"
         "::test_requests_behind_others_are_parsed_as_those_are_answered",
-        "tests/serve/test_serve_shares.py::test_a_chunked_body_is_parsed_in_pieces",
+        "tests/serve/test_serve_shares.py::test_chunked_body_is_parsed_in_pieces",
     ),
     "If many clients disconnect": (
         f"{_CLOSING}::test_loop_iteration_closes_a_bounded_number_of_connections",
     ),
     "**Texts.** One loop owns": ("tests/llm/test_engine_loop.py",),
     "A text that waits for a slot": (
-        f"{_SERVING}::test_an_answer_ends_with_its_client",
-        f"{_SERVING}::test_a_request_whose_client_has_gone_is_not_run",
+        f"{_SERVING}::test_generation_ends_when_client_disconnects",
+        f"{_SERVING}::test_request_of_disconnected_client_is_not_run",
         "tests/llm/test_engine_loop.py",
     ),
     "Stop strings have at most": (
-        f"{_SERVING}::test_texts_that_stop_an_answer_are_short",
-        "tests/security/test_bounded_patterns.py::test_a_pattern_that_is_catastrophic_is_refused",
+        f"{_SERVING}::test_stop_strings_are_bounded",
+        "tests/security/test_bounded_patterns.py::test_pattern_that_is_catastrophic_is_refused",
     ),
 }  # fmt: skip
 """First words of a sentence -> files and functions of tests."""

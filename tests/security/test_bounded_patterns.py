@@ -32,7 +32,7 @@ VOCABULARY = [b"a", b"b", b"ab"]
         ".{0,100}x(a{1,50}){1,50}(a{1,50}){1,50}",
     ],
 )
-def test_a_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
+def test_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
     """Some of few states hold thousands of others in each, and took minutes."""
     with pytest.raises(InputError, match=r"^grammar: the pattern (needs more than|takes too long)"):
         Grammar.of(pattern, VOCABULARY, [0])
@@ -45,7 +45,7 @@ def test_a_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
         "((a{1,50}){1,50}){1,1000}",
     ],
 )
-def test_a_pattern_of_calls_that_is_catastrophic_is_refused(pattern: str) -> None:
+def test_pattern_of_calls_that_is_catastrophic_is_refused(pattern: str) -> None:
     tokens = TokenTrie([*(bytes([byte]) for byte in range(256)), b"y" * 9])
     message = "^grammar: the pattern (is too ambiguous|needs more than|takes too long)"
     with pytest.raises(InputError, match=message):
@@ -53,7 +53,7 @@ def test_a_pattern_of_calls_that_is_catastrophic_is_refused(pattern: str) -> Non
 
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a+)+b", "(a|a)*b", "(a|b|ab)*b"])
-def test_a_pattern_that_backtracking_takes_long_for_is_a_small_automaton(pattern: str) -> None:
+def test_pattern_that_backtracking_takes_long_for_is_a_small_automaton(pattern: str) -> None:
     moves, _, _ = compile_dfa(pattern)
     assert len(moves) <= 6
 
@@ -75,7 +75,7 @@ def test_regex_assertions_check_the_correct_side() -> None:
 PRIME = 2**61 - 1
 
 
-def test_a_transform_of_a_huge_extent_is_not_taken_apart() -> None:
+def test_transform_of_a_huge_extent_is_not_taken_apart() -> None:
     assert not dft.has_dft(PRIME) and not dft.has_dft(2 * PRIME)
     assert dft.has_dft(1 << 20) and dft.has_dft(1024 * 1009) and not dft.has_dft(65537)
     node = helper.make_node("DFT", ["x", "n"], ["y"])

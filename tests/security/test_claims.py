@@ -43,7 +43,7 @@ def test_every_sentence_of_the_page_is_in_one_table() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_the_tests_of_a_claim_exist(claim: str) -> None:
+def test_tests_of_a_claim_exist(claim: str) -> None:
     assert CLAIMS[claim]
     for test in CLAIMS[claim]:
         path, _, name = test.partition("::")

@@ -76,7 +76,7 @@ def calling(count: int, times: int) -> onnx.ModelProto:
 
 
 @sizes("count", 1200, 3000)
-def test_a_chain_of_functions_is_imported_without_recursion(count: int) -> None:
+def test_chain_of_functions_is_imported_without_recursion(count: int) -> None:
     assert count > sys.getrecursionlimit()
     exe = ekiden.compile(calling(count, 1).SerializeToString())
     assert np.array_equal(exe(X).numpy(), X * 2)
@@ -153,7 +153,7 @@ def test_folding_does_not_double_without_end() -> None:
     assert result and max(result) <= 1 << 20
 
 
-def test_a_tensor_of_too_many_dimensions_is_refused() -> None:
+def test_tensor_of_too_many_dimensions_is_refused() -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     exe = ekiden.compile(model([node], [1] * MAX_RANK).SerializeToString())
     assert exe(np.ones([1] * MAX_RANK, np.float32)).shape == (1,) * MAX_RANK
@@ -199,7 +199,7 @@ print(said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_the_limit_of_memory_holds_import_and_folding(tmp_path: Path) -> None:
+def test_limit_of_memory_holds_import_and_folding(tmp_path: Path) -> None:
     """A model of 300 bytes took 2.1 GB under a limit of 100 MB."""
     (tmp_path / "model.onnx").write_bytes(filled(300_000_000))
     done = subprocess.run(
@@ -239,7 +239,7 @@ def test_folding_beyond_the_limit_is_refused_before_it_is_computed() -> None:
 # Time.
 
 
-def test_a_compilation_is_stopped_at_its_limit_of_time() -> None:
+def test_compilation_is_stopped_at_its_limit_of_time() -> None:
     at: relay.Expr = relay.var("x", shape=(4,))
     inputs = [at]
     for _ in range(20_000):
@@ -253,7 +253,7 @@ def test_a_compilation_is_stopped_at_its_limit_of_time() -> None:
     assert np.array_equal(exe(X).numpy(), X * 2)
 
 
-def test_a_limit_of_time_interrupts_what_loops() -> None:
+def test_limit_of_time_interrupts_what_loops() -> None:
     def forever() -> None:
         while True:
             pass
@@ -287,13 +287,13 @@ def test_timeout_does_not_fire_after_compilation() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "1", True])
-def test_a_wrong_limit_of_time_is_refused(timeout: object) -> None:
+def test_wrong_limit_of_time_is_refused(timeout: object) -> None:
     x = relay.var("x", shape=(4,))
     with pytest.raises(CompileError, match="timeout: seconds above 0 expected"):
         ekiden.compile(relay.Function([x], x), timeout=timeout)  # type: ignore[arg-type]  # wrong
 
 
-def test_the_environment_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     at: relay.Expr = relay.var("x", shape=(4,))
     inputs = [at]
     for _ in range(20_000):
@@ -342,7 +342,7 @@ MEL: dict[str, int | float | None] = {
         _of_constants("DFT", {"length": LARGE}, inverse=1, onesided=1),
     ],
 )
-def test_a_number_in_a_file_allocates_nothing_at_import(model: bytes) -> None:
+def test_number_in_a_file_allocates_nothing_at_import(model: bytes) -> None:
     """What it says is counted by type inference and the limit of memory first."""
     for _ in range(2):  # the first imports the converters' modules
         tracemalloc.start()
@@ -364,7 +364,7 @@ def test_a_number_in_a_file_allocates_nothing_at_import(model: bytes) -> None:
         "{{{{ ''.__class__ }}}} {{% for x in ().__class__.__base__ %}} {}",
     ],
 )
-def test_a_model_file_executes_no_code(tmp_path: Path, name: str) -> None:
+def test_model_file_executes_no_code(tmp_path: Path, name: str) -> None:
     """Whatever the names and texts in it are, and also where it is written as C."""
     mark = tmp_path / "executed"
     text = name.format(*[mark] * name.count("{}"))

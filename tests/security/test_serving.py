@@ -70,7 +70,7 @@ def step_body() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example"])
-def test_a_name_that_is_not_the_servers_is_refused(server: Running, host: str) -> None:
+def test_foreign_host_header_is_refused(server: Running, host: str) -> None:
     """DNS rebinding: a page's own name that resolves to 127.0.0.1."""
     for method, path in (("GET", "/v2"), ("POST", INFER), ("POST", LOAD), ("GET", "/metrics")):
         answer = server.ask(method, path, {"inputs": rows({"x": X})}, {"Host": host})
@@ -78,18 +78,18 @@ def test_a_name_that_is_not_the_servers_is_refused(server: Running, host: str) -
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "app.localhost"])
-def test_names_of_this_machine_and_addresses_are_answered(server: Running, host: str) -> None:
+def test_local_host_names_and_addresses_are_accepted(server: Running, host: str) -> None:
     assert server.ask("GET", "/v2", headers={"Host": host}).status == 200
 
 
-def test_health_is_told_by_any_name(server: Running) -> None:
+def test_health_endpoint_accepts_any_host(server: Running) -> None:
     assert server.ask("GET", "/v2/health/live", headers={"Host": "probe"}).status == 200
 
 
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1:3000"]
 )
-def test_a_page_of_another_origin_is_refused(server: Running, origin: str) -> None:
+def test_page_of_another_origin_is_refused(server: Running, origin: str) -> None:
     headers = {**JSON, "Origin": origin}
     for method, path in (("POST", INFER), ("POST", LOAD), ("GET", "/v2"), ("POST", UNLOAD)):
         answer = server.ask(method, path, {"inputs": rows({"x": X})}, headers)
@@ -97,12 +97,12 @@ def test_a_page_of_another_origin_is_refused(server: Running, origin: str) -> No
     assert server.infer("soft", x=X).status == 200
 
 
-def test_a_page_without_an_origin_says_where_it_comes_from(server: Running) -> None:
+def test_request_without_origin_needs_fetch_metadata(server: Running) -> None:
     headers = {**JSON, "Sec-Fetch-Site": "cross-site"}
     assert server.ask("POST", LOAD, {}, headers).status == 403
 
 
-def test_pages_of_the_server_itself_and_of_allowed_hosts_may_ask(models: Path) -> None:
+def test_same_origin_and_allowed_hosts_are_accepted(models: Path) -> None:
     (models / "serve.toml").write_text('[server]\nallowed_hosts = ["app.example"]\n')
     try:
         with serving(models, grpc=False) as server:
@@ -116,7 +116,7 @@ def test_pages_of_the_server_itself_and_of_allowed_hosts_may_ask(models: Path) -
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_a_change_of_state_says_that_it_is_json(server: Running, kind: str) -> None:
+def test_state_changes_require_json_content_type(server: Running, kind: str) -> None:
     """A browser asks before it sends JSON to another origin; of other types it does not ask."""
     headers = {"Content-Type": kind} if kind else {}
     for path in (LOAD, UNLOAD):
@@ -130,7 +130,7 @@ def test_a_change_of_state_says_that_it_is_json(server: Running, kind: str) -> N
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_an_image_of_a_page_loads_no_model_on_demand(models: Path, site: str) -> None:
+def test_image_of_a_page_loads_no_model_on_demand(models: Path, site: str) -> None:
     """A browser sends a GET without an origin, for an image as for a link."""
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
     with serving(models, grpc=False, load="demand") as server:
@@ -150,7 +150,7 @@ def test_no_preflight_is_granted(server: Running) -> None:
     assert not any(name.lower().startswith("access-control") for name in answer.headers)
 
 
-def test_control_needs_a_token_or_to_be_allowed(models: Path, tmp_path: Path) -> None:
+def test_control_requires_token_or_permission(models: Path, tmp_path: Path) -> None:
     with serving(models, grpc=False, allow_control=False) as server:
         for path in (LOAD, UNLOAD):
             answer = server.ask("POST", path, {})
@@ -164,21 +164,19 @@ def test_control_needs_a_token_or_to_be_allowed(models: Path, tmp_path: Path) ->
         assert server.ask("POST", LOAD, {}, owner).status == 200
 
 
-def test_control_without_a_token_is_for_loopback_alone(models: Path) -> None:
+def test_control_without_token_is_loopback_only(models: Path) -> None:
     with pytest.raises(ServeError, match="allow_control is for the loopback interface"):
         Server(models, host="0.0.0.0", open=True, allow_control=True)
 
 
-def test_a_server_without_options_is_this_machines(models: Path) -> None:
+def test_server_without_options_is_this_machines(models: Path) -> None:
     assert ServerConfig().host == "127.0.0.1"
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         with pytest.raises(ServeError, match="token|open"):
             Server(models, host=host)
 
 
-def test_an_open_server_says_what_it_opens(
-    models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_open_server_warns_of_exposure(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(
         models, host="0.0.0.0", open=True, log="warning", allow_control=False, grpc=False
     ) as server:
@@ -191,7 +189,7 @@ def test_an_open_server_says_what_it_opens(
         assert part in message["what"]
 
 
-def test_a_page_in_chromium_cannot_change_state(models: Path, tmp_path: Path) -> None:
+def test_page_in_chromium_cannot_change_state(models: Path, tmp_path: Path) -> None:
     """With all that a page can do: fetch in each mode, forms, beacons, and images."""
     (tmp_path / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
     with serving(models, grpc=False) as server, served(tmp_path) as address, chromium() as browser:
@@ -233,7 +231,7 @@ FORM = "<form method=post enctype=text/plain action='{}'><input name='{{' value=
 # What bodies become.
 
 
-def test_an_output_is_not_asked_for_twice(server: Running) -> None:
+def test_duplicate_requested_output_is_refused(server: Running) -> None:
     """20,000 times made an answer of 1.57 GB of a request of 1.1 MB."""
     for count in (2, 20_000):
         body = {"inputs": rows({"x": X}), "outputs": [{"name": "output0"}] * count}
@@ -243,7 +241,7 @@ def test_an_output_is_not_asked_for_twice(server: Running) -> None:
     assert server.ask("POST", INFER, body).status == 200
 
 
-def test_an_answer_that_would_be_too_large_is_refused_before_its_run(models: Path) -> None:
+def test_oversized_response_is_refused_before_the_run(models: Path) -> None:
     with serving(models, grpc=False, limits={"answer_bytes": 1000}) as server:
         batcher = server.server.engine.repository.get("soft").get().batcher
         ran = batcher._count
@@ -272,7 +270,7 @@ def nested(value: bytes, count: int) -> bytes:
         b'{"id":' + b" " * 2_000_000 + b"1}",
     ],
 )  # fmt: skip
-def test_a_body_of_many_values_is_refused(server: Running, body: bytes) -> None:
+def test_body_of_many_values_is_refused(server: Running, body: bytes) -> None:
     answer = server.ask("POST", INFER, body, JSON)
     assert answer.status in (400, 413), answer.data
     for data in (body, body.replace(b'"', b"'")):
@@ -351,7 +349,7 @@ def test_brackets_of_long_nested_arrays_stand_as_the_shape_says() -> None:
             parse_tensor("x", DATATYPE_BY_NAME["FP64"], [3000, 3], memoryview(wrong.encode()))
 
 
-def test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may(models: Path) -> None:
+def test_tensors_of_a_request_have_no_more_bytes_than_a_body_may(models: Path) -> None:
     """Values of two bytes each would become eight."""
     with serving(models, grpc=False, limits={"body_bytes": 100_000}) as server:
         body = tensor_text("[" + ",".join(["1"] * 40_000) + "]", (10_000, 4), "FP64")
@@ -359,7 +357,7 @@ def test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may(models: Pat
         assert answer.status == 413 and "too large" in answer.error
 
 
-def test_bodies_that_arrive_have_a_bound_together(models: Path) -> None:
+def test_total_size_of_incoming_bodies_is_bounded(models: Path) -> None:
     with serving(models, grpc=False, limits={"held_bytes": 100_000}) as server:
         half = b'{"inputs": ' + b" " * 70_000
         head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 80000\r\n\r\n".encode()
@@ -375,7 +373,7 @@ def test_bodies_that_arrive_have_a_bound_together(models: Path) -> None:
         assert server.ask("POST", INFER, half, JSON).status == 400
 
 
-def test_a_request_to_a_model_of_text_has_a_bound_of_its_own(models: Path) -> None:
+def test_request_to_a_model_of_text_has_a_bound_of_its_own(models: Path) -> None:
     with serving(models, {"echo": Waiting()}, grpc=False, limits={"text_bytes": 1000}) as server:
         body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1000}]}
         assert server.ask("POST", "/v1/chat/completions", body).status == 413
@@ -385,7 +383,7 @@ def test_a_request_to_a_model_of_text_has_a_bound_of_its_own(models: Path) -> No
             parse_bounded_object(b'{"messages":[' + b",".join([b"{}"] * 40_000) + b"]}")
 
 
-def test_texts_that_stop_an_answer_are_short(models: Path) -> None:
+def test_stop_strings_are_bounded(models: Path) -> None:
     with serving(models, {"echo": Waiting()}, grpc=False) as server:
         message = [{"role": "user", "content": "x"}]
         body = {"model": "echo", "messages": message, "stop": "a" * 5000}
@@ -456,7 +454,7 @@ def test_long_messages_are_read_as_short_ones() -> None:
 
 
 @pytest.mark.parametrize("unit", [b"\x2a\x00", b"\x3a\x00", b"\x22\x00", b"\x32\x00"])
-def test_a_message_of_many_fields_is_refused(unit: bytes) -> None:
+def test_message_of_many_fields_is_refused(unit: bytes) -> None:
     """64 MB of empty inputs became 3 GB."""
     with pytest.raises(RequestError, match="too much beside its tensors"):
         parse_request(unit * 1_000_000, 1 << 30)
@@ -515,7 +513,7 @@ def begin_chat(server: Running, *, stream: bool) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_ends_with_its_client(models: Path, stream: bool) -> None:
+def test_generation_ends_when_client_disconnects(models: Path, stream: bool) -> None:
     """Also where a thread is inside the model just then: the iterator is closed after it."""
     model = Waiting()
     with serving(models, {"slow": model}, grpc=False) as server:
@@ -534,7 +532,7 @@ def ask_soft(server: Running) -> Answer:
     return server.infer("soft", x=X)
 
 
-def test_a_request_whose_client_has_gone_is_not_run(models: Path) -> None:
+def test_request_of_disconnected_client_is_not_run(models: Path) -> None:
     with serving(models, grpc=False) as server:
         engine = server.server.engine
         version = engine.repository.get("soft").get()

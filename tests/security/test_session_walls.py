@@ -78,7 +78,7 @@ def test_every_attack_from_inside_is_refused(
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
-def test_nothing_of_the_server_is_in_a_session(server: str, program: Path, library: Path) -> None:
+def test_session_contains_no_server_state(server: str, program: Path, library: Path) -> None:
     """Neither its memory nor its environment: a session is a program of its own."""
     with variables_set({"EKIDEN_TEST_MEMORY": SECRET}):
         held = [SECRET + "!"]
@@ -90,7 +90,7 @@ def test_nothing_of_the_server_is_in_a_session(server: str, program: Path, libra
         assert held
 
 
-def test_a_session_has_not_the_key_of_its_server(library: Path, tmp_path: Path) -> None:
+def test_session_has_not_the_key_of_its_server(library: Path, tmp_path: Path) -> None:
     rpc.make_key(tmp_path / "rpc.key")
     lines = (tmp_path / "rpc.key").read_text().splitlines()
     server = rpc.Server(port=0, credentials=tmp_path / "rpc.key")
@@ -104,7 +104,7 @@ def test_a_session_has_not_the_key_of_its_server(library: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("server", ["python", "c"])
 @pytest.mark.parametrize("has_namespaces", [True, False])
-def test_a_session_is_apart_from_the_terminal_of_its_server(
+def test_session_is_apart_from_the_terminal_of_its_server(
     server: str, has_namespaces: bool, program: Path
 ) -> None:
     """It leads a session of the system's of its own, and what it has as 0 to 2 is no terminal."""
@@ -121,7 +121,7 @@ def test_a_session_is_apart_from_the_terminal_of_its_server(
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
-def test_a_session_has_no_descriptor_of_its_server(server: str, program: Path) -> None:
+def test_session_has_no_descriptor_of_its_server(server: str, program: Path) -> None:
     """No file, and no socket but its client's connection: what else it has is its own."""
     with serving(Walls(server), program) as (pid, port):
         wait_until(lambda: all(map(_is_started, sessions_of(pid))))
@@ -137,7 +137,7 @@ def test_a_session_has_no_descriptor_of_its_server(server: str, program: Path) -
                 assert sum(name.startswith("socket:") for name in opened) <= 1, opened
 
 
-def test_the_server_in_c_listens_on_the_loopback_interface_alone(program: Path) -> None:
+def test_server_in_c_listens_on_the_loopback_interface_alone(program: Path) -> None:
     with serving(Walls("c"), program) as (_, port):
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         rows += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
@@ -158,7 +158,7 @@ def _is_started(child: int) -> bool:
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
-def test_the_calls_that_pass_are_those_of_the_table(
+def test_calls_that_pass_are_those_of_the_table(
     server: str, program: Path, library: Path, tmp_path: Path
 ) -> None:
     """Every number of a call, from inside a session: docs/sandbox-calls.md says which pass."""
@@ -198,7 +198,7 @@ def _ends(session: rpc.RPCSession, library: Path, name: str, *arguments: str) ->
 
 
 @pytest.mark.parametrize("name", ["fill_the_disk", "fill_the_disk_unseen"])
-def test_a_session_that_fills_the_disk_is_ended(name: str, library: Path) -> None:
+def test_session_that_fills_the_disk_is_ended(name: str, library: Path) -> None:
     server = rpc.Server(port=0, limits=rpc.Limits(disk=4 << 20))
     with rpc.connect("127.0.0.1", server.port) as session:
         _ends(session, library, name, str(32 << 20))
@@ -206,7 +206,7 @@ def test_a_session_that_fills_the_disk_is_ended(name: str, library: Path) -> Non
 
 
 @pytest.mark.parametrize("has_namespaces", [True, False])
-def test_a_session_has_not_more_threads_than_it_may(has_namespaces: bool, library: Path) -> None:
+def test_session_thread_count_is_limited(has_namespaces: bool, library: Path) -> None:
     """It gets no more, or is ended."""
     with variables_set({} if has_namespaces else {"EKIDEN_RPC_NAMESPACES": "0"}):
         server = rpc.Server(port=0, limits=rpc.Limits(threads=40))
@@ -220,7 +220,7 @@ def test_a_session_has_not_more_threads_than_it_may(has_namespaces: bool, librar
     server.terminate()
 
 
-def test_the_servers_time_is_the_most_that_a_session_has(library: Path) -> None:
+def test_servers_time_is_the_most_that_a_session_has(library: Path) -> None:
     """Whatever its client wishes, and whatever it does to its timers."""
     server = rpc.Server(port=0, limits=rpc.Limits(seconds=1.5))
     with rpc.connect("127.0.0.1", server.port, session_timeout=3600) as session:
@@ -229,7 +229,7 @@ def test_the_servers_time_is_the_most_that_a_session_has(library: Path) -> None:
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
-def test_a_session_ends_with_a_killed_server(server: str, program: Path, library: Path) -> None:
+def test_session_ends_with_a_killed_server(server: str, program: Path, library: Path) -> None:
     with serving(Walls(server), program) as (pid, port):
         session = rpc.connect("127.0.0.1", port)
         make = attack(session, library)
@@ -246,7 +246,7 @@ def _trickle(port: int, first: bytes) -> socket.socket:
     return connection
 
 
-def test_handshakes_that_trickle_stop_no_server(tmp_path: Path) -> None:
+def test_slow_handshakes_do_not_block_server(tmp_path: Path) -> None:
     """Nor do those that never begin, more than there may be sessions or greetings at once."""
     rpc.make_key(tmp_path / "rpc.key")
     server = rpc.Server(port=0, credentials=tmp_path / "rpc.key")
@@ -261,7 +261,7 @@ def test_handshakes_that_trickle_stop_no_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
-def test_clients_that_say_nothing_stop_no_server(server: str, program: Path) -> None:
+def test_silent_clients_do_not_block_server(server: str, program: Path) -> None:
     with serving(Walls(server), program) as (_, port):
         slow = [_trickle(port, b"\x20") for _ in range(80)]
         with rpc.connect("127.0.0.1", port) as session:
@@ -270,7 +270,7 @@ def test_clients_that_say_nothing_stop_no_server(server: str, program: Path) -> 
             connection.close()
 
 
-def test_a_server_that_lacks_a_wall_refuses_to_start(program: Path) -> None:
+def test_server_without_sandbox_facility_refuses_to_start(program: Path) -> None:
     """And says which: here of a kernel without landlock, by its ABI 0."""
     with serving(Walls("c", 0), program) as (_, port), pytest.raises(rpc.RPCError):
         rpc.connect("127.0.0.1", port)

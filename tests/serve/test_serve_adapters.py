@@ -48,7 +48,7 @@ def answer_of(server: Running, model: str, **argument: object) -> str:
     return str(answer.json["choices"][0]["message"]["content"])
 
 
-def test_an_adapter_is_chosen_by_the_name_of_the_model_or_by_lora(server: Running) -> None:
+def test_adapter_is_chosen_by_the_name_of_the_model_or_by_lora(server: Running) -> None:
     plain, adapted = answer_of(server, "m"), answer_of(server, "poet")
     assert plain != adapted
     assert answer_of(server, "m", lora="poet") == adapted
@@ -80,7 +80,7 @@ def test_adapters_are_listed_with_their_model(server: Running) -> None:
     assert server.ask("GET", "/v1/models/smith").status == 404
 
 
-def test_an_adapter_that_there_is_not_is_refused_by_its_name(server: Running) -> None:
+def test_adapter_that_there_is_not_is_refused_by_its_name(server: Running) -> None:
     body: dict[str, object] = {"messages": [{"role": "user", "content": "x"}]}
     for argument, message in (
         ({"model": "m", "lora": "smith"}, "adapter: 'smith' is none of the model's: 'poet', 'ech"),

@@ -94,7 +94,7 @@ def test_keys_are_not_mixed_and_priorities_go_first() -> None:
     run(test)
 
 
-def test_a_full_queue_refuses_and_says_when_to_come() -> None:
+def test_full_queue_refuses_and_says_when_to_come() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         await hold(batcher, gate)
         waiting = [work(gate, [1.0]) for _ in range(8)]
@@ -109,7 +109,7 @@ def test_a_full_queue_refuses_and_says_when_to_come() -> None:
     run(test)
 
 
-def test_an_error_stays_with_its_request() -> None:
+def test_error_stays_with_its_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         await hold(batcher, gate)
         works = [work(gate, [value]) for value in (1.0, 13.0, 2.0)]
@@ -249,7 +249,7 @@ def test_overlong_inline_runs_are_repeated_on_a_thread() -> None:
     run(test)
 
 
-def test_an_error_on_the_loop_stays_with_its_request() -> None:
+def test_error_on_the_loop_stays_with_its_request() -> None:
     async def test(batcher: Batcher, gate: Gate) -> None:
         result = Brief()
         await until_known(batcher, result)

@@ -195,7 +195,7 @@ def test_requests_beyond_memory_are_refused(models: Path) -> None:
         assert server.infer("soft", x=X).status == 200
 
 
-def test_a_stop_lets_requests_end(models: Path) -> None:
+def test_graceful_shutdown_finishes_requests(models: Path) -> None:
     with ThreadPoolExecutor(1) as pool, serving(models) as server:
         kept = server.connect()
         assert ask_on(kept, "GET", "/v2/health/ready").status == 200

@@ -113,7 +113,7 @@ def test_many_at_once_over_http(server: Running) -> None:
     c.close()
 
 
-def test_a_stream_over_grpc(server: Running) -> None:
+def test_stream_over_grpc(server: Running) -> None:
     module = triton("grpc")
     import queue
 

@@ -77,7 +77,7 @@ def test_small_integers_keep_their_range(channel: Channel) -> None:
         call(channel, "ModelInfer", wrong)
 
 
-def test_a_call_with_too_little_time(channel: Channel) -> None:
+def test_call_with_too_little_time(channel: Channel) -> None:
     request = infer(contents={"int64_contents": [1, 2, 3, 4]})
     request.parameters["timeout"].int64_param = 1
     with pytest.raises(grpc.RpcError) as result:

@@ -41,7 +41,7 @@ def test_server_and_model_metadata(server: Running) -> None:
     assert server.ask("GET", "/v2/models/soft/versions/2").status == 404
 
 
-def test_state_is_no_port(server: Running) -> None:
+def test_state_inputs_are_not_listed_as_ports(server: Running) -> None:
     result = server.ask("GET", "/v2/models/step").json
     assert [p["name"] for p in (*result["inputs"], *result["outputs"])] == ["x", "output0"]
 
@@ -185,7 +185,7 @@ def test_infinities_are_not_json(server: Running) -> None:
     assert struct.unpack("<2f", result.data[-8:]) == (np.inf, 0.0)
 
 
-def test_requests_that_are_run_together(server: Running) -> None:
+def test_concurrent_requests_are_batched(server: Running) -> None:
     """Each gets its own rows, whichever it was run with."""
     rng = np.random.default_rng(1)
     xs = [rng.random((1 + at % 3, 4)).astype(np.float32) for at in range(64)]
@@ -198,7 +198,7 @@ def test_requests_that_are_run_together(server: Running) -> None:
             assert np.allclose(np.reshape(result, x.shape), softmax(x), rtol=1e-5)
 
 
-def test_rows_that_are_not_apart_run_alone(server: Running) -> None:
+def test_unbatchable_rows_run_alone(server: Running) -> None:
     versions = server.server.engine.repository.models
     assert versions["soft"].get().signature.batch_symbol == "n"
     assert versions["mixed"].get().signature.batch_symbol == ""
@@ -290,9 +290,7 @@ def test_unknown_paths_are_refused(server: Running) -> None:
         assert (result.status, result.error) == (status, error), path
 
 
-def test_a_client_that_goes_before_its_body_is_whole(
-    models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_client_disconnect_during_upload(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody is left to be answered, and nothing has failed."""
     with serving(models) as server:
         head = (
@@ -314,7 +312,7 @@ def test_keep_alive_connection_serves_many_requests(server: Running) -> None:
     connection.close()
 
 
-def test_a_request_leaves_nothing_for_the_collector_of_garbage(server: Running) -> None:
+def test_requests_create_no_reference_cycles(server: Running) -> None:
     """Whose look at all objects is a pause for those under way. Other threads of the process may
     leave something in a round."""
     connection = server.connect()

@@ -29,7 +29,7 @@ def check(command: list[str], port: int) -> int:
     return subprocess.run(command, env=environment, capture_output=True).returncode
 
 
-def test_the_health_check_passes_while_the_server_lives(
+def test_health_check_passes_while_the_server_lives(
     health_check: list[str], tmp_path: Path
 ) -> None:
     put(tmp_path, "soft")

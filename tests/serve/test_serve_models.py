@@ -60,7 +60,7 @@ def test_failed_load_changes_nothing(tmp_path: Path) -> None:
         assert "no setting is named 'queues'; 'queue' is near" in control(server, "load").error
 
 
-def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "m", NEGATIVE)
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "1" / "model.eki").write_bytes(b"nothing")
@@ -73,14 +73,14 @@ def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFix
     assert failed["model"] == "bad" and "not an Ekiden executable" in failed["reason"]
 
 
-def test_a_model_whose_input_has_no_rank_is_refused_with_what_gives_one() -> None:
+def test_model_whose_input_has_no_rank_is_refused_with_what_gives_one() -> None:
     inputs = (TensorInfo("x", ANY_RANK_SHAPE, "float32"),)
     program = SimpleNamespace(inputs=inputs, outputs=())
     with pytest.raises(LoadError, match=r"the rank of 'x' is not known: .*shape=\{'x': "):
         read_signature(program, "m.onnx")  # type: ignore[arg-type]
 
 
-def test_a_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:
     """Loading runs beside the server, which would wait for good for what it does not give."""
     put(tmp_path, "m", NEGATIVE)
     (tmp_path / "two words.onnx").touch()
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:
     assert str(caught.value) == f"serve '{tmp_path}/two words.onnx': {expected}"
 
 
-def test_a_name_that_cannot_be_served_comes_later(
+def test_name_that_cannot_be_served_comes_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(tmp_path, "m", NEGATIVE)
@@ -158,7 +158,7 @@ def test_folder_polling_loads_and_unloads(tmp_path: Path) -> None:
         assert server.infer("m", x=X).output() == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_a_model_whose_files_are_gone_is_no_longer_listed(tmp_path: Path) -> None:
+def test_model_whose_files_are_gone_is_no_longer_listed(tmp_path: Path) -> None:
     put(tmp_path, "m", NEGATIVE)
     put(tmp_path, "other", DOUBLE)
     with serving(tmp_path, poll_seconds=0.02) as server:
@@ -170,7 +170,7 @@ def test_a_model_whose_files_are_gone_is_no_longer_listed(tmp_path: Path) -> Non
         assert server.infer("m", x=X).status == 404
 
 
-def test_a_damaged_new_version_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_damaged_new_version_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
     put(tmp_path, "m", NEGATIVE)
     with serving(tmp_path, poll_seconds=0.02) as server:
         events: list[str] = []
@@ -374,7 +374,7 @@ def test_invalid_chats_are_refused(
     assert result.status == status and result.json["error"]["message"].startswith(message)
 
 
-def test_an_answer_ends_when_nobody_reads_it(tmp_path: Path) -> None:
+def test_unread_answer_is_ended(tmp_path: Path) -> None:
     model = Echo()
     with serving(tmp_path, {"echo": model}) as server:
         connection = server.connect()

@@ -64,7 +64,7 @@ def test_choices_have_seeds_of_their_own(server: Running) -> None:
     assert seeds == [2**63 - 1, -(2**63), -(2**63) + 1]
 
 
-def test_choices_of_a_stream_are_told_apart_by_their_index(server: Running) -> None:
+def test_streamed_choices_have_an_index(server: Running) -> None:
     chunks = events_of(chat(server, "abcd", n=2, stream=True))
     for index in range(2):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
@@ -73,7 +73,7 @@ def test_choices_of_a_stream_are_told_apart_by_their_index(server: Running) -> N
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_settings_reach_the_model(server: Running) -> None:
+def test_sampling_settings_are_passed_to_the_model(server: Running) -> None:
     chat(
         server, "a", top_k=5, min_p=0.1, repetition_penalty=1.5, frequency_penalty=-1,
         presence_penalty=2, logit_bias={"3": -100, "7": 1.5}, logprobs=True, top_logprobs=4,
@@ -173,7 +173,7 @@ def test_tool_choice(server: Running) -> None:
         ({"web_search_options": {}}, "'web_search_options' is not supported"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(
+def test_unsupported_fields_are_refused_by_name(
     server: Running, argument: dict[str, object], message: str
 ) -> None:
     answer = chat(server, "x", "tools", **argument)
@@ -183,7 +183,7 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert error["type"] == "invalid_request_error"
 
 
-def test_reasoning_is_apart_from_content(server: Running) -> None:
+def test_reasoning_is_separate_from_content(server: Running) -> None:
     message = chat(server, "<think>so</think>yes", "tools").json["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("so", "yes")
     chunks = events_of(chat(server, "so\n</think>\n\nyes", "thinks", stream=True))
@@ -231,7 +231,7 @@ def test_completions_that_are_refused(
     assert answer.status == 400 and answer.json["error"]["message"].startswith(message)
 
 
-def test_every_field_is_told_on_the_page() -> None:
+def test_docs_list_every_request_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
     lines = set(page.splitlines())
     for row in FIELDS.values():

@@ -45,7 +45,7 @@ def ask(server: Running) -> tuple[str, dict[str, int]]:
     return answer.json["choices"][0]["message"]["content"], counts
 
 
-def test_a_later_server_reads_prompts_from_the_cache(tmp_path: Path) -> None:
+def test_later_server_reads_prompts_from_the_cache(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     write_model(tmp_path / "models" / "talk")
     answers = []

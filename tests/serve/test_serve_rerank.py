@@ -44,7 +44,7 @@ BODY: dict[str, Any] = {"model": "r", "query": "a b", "documents": ["c", "a b", 
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_the_best_documents_come_first(server: Running, path: str) -> None:
+def test_best_documents_come_first(server: Running, path: str) -> None:
     answer = server.ask("POST", path, BODY).json
     assert answer["results"] == [
         {"index": 1, "relevance_score": 2.0, "document": {"text": "a b"}},
@@ -55,7 +55,7 @@ def test_the_best_documents_come_first(server: Running, path: str) -> None:
     assert answer["model"] == "r" and answer["id"].startswith("rerank-")
 
 
-def test_so_many_documents_as_asked_for_without_their_texts(server: Running) -> None:
+def test_top_n_documents_without_texts(server: Running) -> None:
     body = {**BODY, "top_n": 1, "return_documents": False, "user": "u"}
     results = server.ask("POST", "/v1/rerank", body).json["results"]
     assert results == [{"index": 1, "relevance_score": 2.0}]
@@ -77,7 +77,7 @@ def test_so_many_documents_as_asked_for_without_their_texts(server: Running) -> 
         ({"model": "m"}, "'model': 'm' makes no scores of documents"),
     ],
 )
-def test_a_request_that_is_refused_is_named(
+def test_request_that_is_refused_is_named(
     server: Running, argument: dict[str, object], message: str
 ) -> None:
     answer = server.ask("POST", "/v1/rerank", {**BODY, **argument})
@@ -85,7 +85,7 @@ def test_a_request_that_is_refused_is_named(
     assert answer.json["error"]["message"].startswith(message)
 
 
-def test_a_reranker_answers_no_conversations(server: Running) -> None:
+def test_reranker_answers_no_conversations(server: Running) -> None:
     body = {"model": "r", "messages": [{"role": "user", "content": "x"}]}
     answer = server.ask("POST", "/v1/chat/completions", body)
     assert answer.json["error"]["message"] == (

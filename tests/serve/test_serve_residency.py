@@ -65,7 +65,7 @@ def test_models_load_at_their_first_request(folder: Path) -> None:
         assert loaded(server) == {"a", "b"}
 
 
-def test_the_least_recently_used_model_is_evicted(folder: Path, two_models: int) -> None:
+def test_least_recently_used_model_is_evicted(folder: Path, two_models: int) -> None:
     with serving(folder, load="demand", model_bytes=two_models) as server:
         for name in "abac":
             infer(server, name)
@@ -87,7 +87,7 @@ def test_pinned_models_stay_in_memory(folder: Path, two_models: int) -> None:
         assert loaded(server) == {"a", "b"}
 
 
-def test_a_model_in_use_is_not_evicted(folder: Path) -> None:
+def test_model_in_use_is_not_evicted(folder: Path) -> None:
     put(folder, "counter", COUNTER, config=COUNTER_CONFIG)
     size = max(path.stat().st_size for path in folder.rglob("*.eki"))
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": X}]}
@@ -108,7 +108,7 @@ def test_a_model_in_use_is_not_evicted(folder: Path) -> None:
         assert loaded(server) == {"a"}
 
 
-def test_models_that_take_turns_all_answer(folder: Path, two_models: int) -> None:
+def test_models_alternating_under_a_budget_all_answer(folder: Path, two_models: int) -> None:
     with serving(folder, load="demand", model_bytes=two_models // 2) as server:
         answers: list[int] = []
 
@@ -124,9 +124,7 @@ def test_models_that_take_turns_all_answer(folder: Path, two_models: int) -> Non
         assert answers == [200] * 30
 
 
-def test_a_changed_model_without_room_beside_itself_is_refused(
-    folder: Path, two_models: int
-) -> None:
+def test_reload_beyond_the_budget_is_refused(folder: Path, two_models: int) -> None:
     path = folder / "a" / "1" / "model.eki"
     size = two_models // 2
     with serving(folder, load="demand", model_bytes=two_models - 1) as server:
@@ -140,7 +138,7 @@ def test_a_changed_model_without_room_beside_itself_is_refused(
         infer(server, "a")
 
 
-def test_a_request_waits_for_a_load_no_longer_than_it_allows(folder: Path) -> None:
+def test_request_waits_for_a_load_no_longer_than_it_allows(folder: Path) -> None:
     put(folder, "counter", COUNTER, config=COUNTER_CONFIG)
     size = max(path.stat().st_size for path in folder.rglob("*.eki"))
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": X}]}
@@ -169,7 +167,7 @@ def test_requests_that_come_together_share_one_load(folder: Path) -> None:
         assert loads == [("loaded", "a")]
 
 
-def test_a_model_beyond_the_budget_is_refused_with_both_sizes(folder: Path) -> None:
+def test_model_beyond_the_budget_is_refused_with_both_sizes(folder: Path) -> None:
     with serving(folder, load="demand", model_bytes=100) as server:
         answer = server.infer("a", x=X)
         assert answer.status == 503 and answer.error == "model 'a' could not be loaded"
@@ -182,7 +180,7 @@ def test_a_model_beyond_the_budget_is_refused_with_both_sizes(folder: Path) -> N
         )
 
 
-def test_a_damaged_model_is_tried_again_when_its_file_changes(folder: Path) -> None:
+def test_damaged_model_is_tried_again_when_its_file_changes(folder: Path) -> None:
     path = folder / "a" / "1" / "model.eki"
     whole = path.read_bytes()
     path.write_bytes(b"nothing")
@@ -196,7 +194,7 @@ def test_a_damaged_model_is_tried_again_when_its_file_changes(folder: Path) -> N
         assert server.ask("GET", "/v2/health/ready").status == 200
 
 
-def test_an_unloaded_model_is_not_loaded_on_demand(folder: Path) -> None:
+def test_unloaded_model_is_not_loaded_on_demand(folder: Path) -> None:
     with serving(folder, load="demand") as server:
         infer(server, "a")
         assert server.ask("POST", "/v2/repository/models/a/unload", {}).status == 200
@@ -218,7 +216,7 @@ def test_text_models_are_listed_before_they_are_loaded(tmp_path: Path) -> None:
         assert loaded(server) == {"echo"}
 
 
-def test_a_text_model_added_later_is_listed_before_it_is_loaded(tmp_path: Path) -> None:
+def test_text_model_added_later_is_listed_before_it_is_loaded(tmp_path: Path) -> None:
     with serving(tmp_path, load="demand", poll_seconds=0.05) as server:
         (tmp_path / "echo").mkdir()
         (tmp_path / "echo" / "model.toml").write_text('[text]\nobject = "toy_text:Echo"\n')
@@ -226,7 +224,7 @@ def test_a_text_model_added_later_is_listed_before_it_is_loaded(tmp_path: Path) 
         assert loaded(server) == set()
 
 
-def test_a_pinned_model_added_later_is_loaded(tmp_path: Path) -> None:
+def test_pinned_model_added_later_is_loaded(tmp_path: Path) -> None:
     with serving(tmp_path, load="demand", poll_seconds=0.05) as server:
         put(tmp_path, "a", DOUBLE, config="[model]\npinned = true\n")
         _await_value(lambda: loaded(server), {"a"})
@@ -244,7 +242,7 @@ def test_polling_passes_a_damaged_model_which_is_tried_once(folder: Path) -> Non
         assert {model for _, model in events} == {"d"}
 
 
-def test_the_server_is_not_ready_with_a_model_that_failed(folder: Path) -> None:
+def test_server_is_not_ready_with_a_model_that_failed(folder: Path) -> None:
     path = folder / "b" / "1" / "model.eki"
     path.write_bytes(b"nothing")
     with serving(folder) as server:
@@ -254,7 +252,7 @@ def test_the_server_is_not_ready_with_a_model_that_failed(folder: Path) -> None:
         assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
 
 
-def test_a_budget_needs_loading_on_demand(tmp_path: Path) -> None:
+def test_budget_needs_loading_on_demand(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="model_bytes: needs load = 'demand'"):
         Server(tmp_path, model_bytes=1)
     with pytest.raises(ServeError, match="load: one of start, demand expected, got 'never'"):
@@ -274,7 +272,7 @@ class SilentSession:
         pass
 
 
-def test_a_sequence_past_its_idle_time_has_ended() -> None:
+def test_sequence_past_its_idle_time_has_ended() -> None:
     ended: list[ActiveSequence] = []
     table = SequenceTable(4, 60.0, ended.append)
     sequence = table.begin(1, lambda: ActiveSequence(SilentSession(), None))  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def events_of(answer: Answer) -> list[Any]:
     return events
 
 
-def test_a_response_has_items(server: Running) -> None:
+def test_response_has_items(server: Running) -> None:
     text = f"<think>so</think>yes {CALL}"
     answer = respond(server, text, tools=[TOOL], instructions="be", max_output_tokens=300).json
     assert answer["object"] == "response" and answer["status"] == "completed"
@@ -61,7 +61,7 @@ def test_a_response_has_items(server: Running) -> None:
     assert asked.tools[0]["function"]["name"] == "f" and asked.tools[0]["type"] == "function"
 
 
-def test_events_of_a_response_tell_the_same(server: Running) -> None:
+def test_response_events_equal_whole_response(server: Running) -> None:
     text = f"<think>so</think>yes {CALL}{CALL}"
     whole = respond(server, text, tools=[TOOL]).json
     events = events_of(respond(server, text, tools=[TOOL], stream=True))
@@ -107,7 +107,7 @@ def test_items_of_a_conversation_are_messages(server: Running) -> None:
     assert (tool.role, tool.tool_call_id, tool.content) == ("tool", "c1", "3")
 
 
-def test_a_response_that_is_cut_is_incomplete(server: Running) -> None:
+def test_response_that_is_cut_is_incomplete(server: Running) -> None:
     body = {"model": "echo", "input": "on and on forever", "max_output_tokens": 2}
     answer = server.ask("POST", "/v1/responses", body).json
     assert answer["status"] == "incomplete"
@@ -115,7 +115,7 @@ def test_a_response_that_is_cut_is_incomplete(server: Running) -> None:
     assert answer["output"][0]["content"][0]["text"] == "on and"
 
 
-def test_the_form_of_a_response_reaches_the_model(server: Running) -> None:
+def test_form_of_a_response_reaches_the_model(server: Running) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     respond(server, "x", text={"format": form})
@@ -183,14 +183,14 @@ def test_embeddings_that_are_refused(
     assert answer.status == 400 and answer.json["error"]["message"].startswith(message)
 
 
-def test_a_model_of_embeddings_does_not_talk(server: Running) -> None:
+def test_embedding_model_refuses_chat(server: Running) -> None:
     messages = [{"role": "user", "content": "x"}]
     answer = server.ask("POST", "/v1/chat/completions", {"model": "lengths", "messages": messages})
     assert answer.status == 400 and "makes embeddings alone" in answer.json["error"]["message"]
     assert {row["id"] for row in server.ask("GET", "/v1/models").json["data"]} == set(MODELS)
 
 
-def test_the_page_loads_nothing_from_elsewhere(server: Running) -> None:
+def test_chat_page_loads_no_external_resources(server: Running) -> None:
     answer = server.ask("GET", "/")
     page = answer.data.decode()
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
@@ -199,7 +199,7 @@ def test_the_page_loads_nothing_from_elsewhere(server: Running) -> None:
     assert 'fetch("v1/chat/completions"' in page and "innerHTML" not in page
 
 
-def test_the_page_needs_no_token_and_its_requests_do(tmp_path: Path) -> None:
+def test_page_needs_no_token_and_its_requests_do(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-sixteen-letters\n")
     with serving(tmp_path, MODELS, token_file=str(tokens)) as running:

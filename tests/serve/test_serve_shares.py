@@ -46,7 +46,7 @@ def _flow() -> tuple[HeldFlowControl, _Transport]:
     return HeldFlowControl(cast(asyncio.Transport, transport)), transport
 
 
-def test_a_held_connection_reads_when_both_sides_want_it() -> None:
+def test_held_connection_reads_when_both_sides_want_it() -> None:
     flow, transport = _flow()
     flow.pause_reading()
     flow.hold()
@@ -155,7 +155,7 @@ def test_requests_behind_a_body_are_no_part_of_it(
     assert max(bytes for _, bytes in parsed) < 2 * connections.HEAD_PIECE_BYTES + size
 
 
-def test_a_chunked_body_is_parsed_in_pieces(server: Running, parsed: list[tuple[int, int]]) -> None:
+def test_chunked_body_is_parsed_in_pieces(server: Running, parsed: list[tuple[int, int]]) -> None:
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}
     body = json.dumps({"inputs": [tensor]}).encode() + b" " * 20_000
     head = b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: localhost\r\n"

@@ -12,7 +12,7 @@ from long_runs import HOURS, sizes
 
 @pytest.mark.timeout(2 * HOURS)
 @sizes("seconds", 2, HOURS)
-def test_a_server_of_text_survives_its_clients(tmp_path: Path, seconds: int) -> None:
+def test_text_server_survives_soak(tmp_path: Path, seconds: int) -> None:
     pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
     seen = soak_server(tmp_path, seconds, clients=8, seed=1)
     assert seen["faults"] == [] and seen["counts"]["stream"] > 0, seen

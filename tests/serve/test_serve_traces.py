@@ -25,7 +25,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert Server(tmp_path).config.traces is False
 
 
-def test_a_server_process_exports_its_spans(tmp_path: Path) -> None:
+def test_server_process_exports_its_spans(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk.trace", reason="needs the package opentelemetry-sdk")
     from http.client import HTTPConnection
 
@@ -52,7 +52,7 @@ def test_a_server_process_exports_its_spans(tmp_path: Path) -> None:
     assert json.loads(spans)["attributes"] == {"ekiden.model": "soft"}
 
 
-def test_an_unknown_exporter_is_refused(tmp_path: Path) -> None:
+def test_unknown_exporter_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk.trace", reason="needs the package opentelemetry-sdk")
     command = [sys.executable, "-m", "ekiden", "serve", str(tmp_path), "--port", "0", "--traces"]
     result = subprocess.run(

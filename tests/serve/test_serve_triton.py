@@ -31,7 +31,7 @@ def over_grpc(server: Running, method: str, **fields: object) -> Any:  # noqa: A
     return parse_message(f"{method}Response", data)
 
 
-def test_the_configuration_tells_how_to_send_batches(server: Running) -> None:
+def test_configuration_tells_how_to_send_batches(server: Running) -> None:
     batched = server.ask("GET", "/v2/models/soft/config").json
     assert batched == {
         "name": "soft",
@@ -49,7 +49,7 @@ def test_the_configuration_tells_how_to_send_batches(server: Running) -> None:
     assert (answer.input[0].data_type, list(answer.input[0].dims)) == (8, [2, 3])  # TYPE_INT32
 
 
-def test_a_model_with_a_state_is_one_of_sequences(tmp_path: Path) -> None:
+def test_model_with_a_state_is_one_of_sequences(tmp_path: Path) -> None:
     config = '[sequences]\nidle_seconds = 5.0\nstate = { "h" = "output1" }\n'
     put(tmp_path, "counter", COUNTER, config=config)
     with serving(tmp_path) as server:
@@ -94,7 +94,7 @@ def test_requests_of_one_run_each_count_its_time() -> None:
     assert fields["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 500_000_000}
 
 
-def test_the_batch_sizes_of_statistics_are_bounded() -> None:
+def test_batch_sizes_of_statistics_are_bounded() -> None:
     statistics = VersionStatistics()
     for rows in range(1, 1001):
         statistics.count_run(rows, seconds=0.5, num_requests=1, queued=0.0)
@@ -171,7 +171,7 @@ def test_equal_classes_come_by_index_and_nan_last() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
-def test_a_bad_number_of_classes_is_refused(server: Running, value: object) -> None:
+def test_bad_number_of_classes_is_refused(server: Running, value: object) -> None:
     outputs = [{"name": "output0", "parameters": {"classification": value}}]
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": X}]}
     answer = server.ask("POST", "/v2/models/soft/infer", {**body, "outputs": outputs})

@@ -126,12 +126,12 @@ assert "acc" in str(sch.func)
 """
 
 
-def test_a_micro_kernel_is_found_by_its_name_alone() -> None:
+def test_micro_kernel_is_found_by_its_name_alone() -> None:
     """As in the text of a trace, in a process that has imported no kernels."""
     subprocess.run([sys.executable, "-c", FRESH_PROCESS], check=True, timeout=120)
 
 
-def test_an_unknown_micro_kernel_is_refused_with_those_there_are() -> None:
+def test_unknown_micro_kernel_is_refused_with_those_there_are() -> None:
     a = te.placeholder((4, 6), name="a")
     k = te.reduce_axis((0, 6), "k")
     c = te.compute((4,), lambda i: te.sum(a[i, k], k), name="c")

@@ -294,7 +294,7 @@ def test_random_tiles_that_copy_their_panel_match_numpy(group: int) -> None:
         np.testing.assert_array_equal(out, a @ b, err_msg=f"seed {seed}")
 
 
-def test_a_tile_without_copies_refuses_one() -> None:
+def test_tile_without_copies_refuses_one() -> None:
     sch, around = panels(product())
     _, i, k, column = sch.get_loops("c")
     sch.reorder(i, column, k)
@@ -304,7 +304,7 @@ def test_a_tile_without_copies_refuses_one() -> None:
 
 
 @pytest.mark.parametrize("what", ["row", "elements"])
-def test_a_copy_of_something_else_is_refused(what: str) -> None:
+def test_copy_of_something_else_is_refused(what: str) -> None:
     sch, around = panels(product())
     _, i, k, column = sch.get_loops("c")
     sch.reorder(i, column, k)

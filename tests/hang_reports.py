@@ -1,4 +1,4 @@
-"""What a test run says of itself while it goes on: a run that is cut off has told what failed."""
+"""Reports of failures and hangs during a test run, so that an interrupted run has named them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import IO, Any
 import pytest
 
 GRACE = 60
-"""Seconds after its timeout in which a test may still fail by itself."""
+"""Seconds after a test's timeout until the process is given up."""
 
 _stderr: list[IO[str]] = []
-"""Where the stacks of a test that is stuck are written, as no test's output is."""
+"""Standard error of the process, uncaptured, for the stacks of a test that hangs."""
 
 
 _timed: list[tuple[pytest.Item, Any]] = []
@@ -23,7 +23,7 @@ _timed: list[tuple[pytest.Item, Any]] = []
 
 
 def open_stderr(config: pytest.Config) -> None:
-    """Keep the standard error of the process, whatever becomes of the descriptor in tests."""
+    """Duplicate the process's standard error, which tests may redirect."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         _stderr.append(os.fdopen(os.dup(2), "w"))
@@ -32,8 +32,9 @@ def open_stderr(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:  # noqa: ANN401
-    """Python's timeout waits for the code in C that hangs; after it the process is given up, which
-    pytest-xdist reports as the failure of this test."""
+    """Exit the process some time after the test's timeout, since Python's own timeout cannot
+    interrupt C code; pytest-xdist then reports this test as failed.
+    """
     _timed[:] = [(item, settings)]
     if _stderr:
         faulthandler.dump_traceback_later(settings.timeout + GRACE, exit=True, file=_stderr[0])

@@ -388,7 +388,7 @@ def test_what_is_refused_is_named(client: Any, names: str) -> None:  # noqa: ANN
     assert caught.value.param in fields
 
 
-def test_the_page_has_the_table_of_these() -> None:
+def test_page_has_the_table_of_these() -> None:
     lines = set(PAGE.read_text().splitlines())
     rows = [f"| {names} | passed |" for names in CASES.values()]
     rows += [f"| {names} | refused: {why} |" for names, (_, _, why) in REFUSED.items()]

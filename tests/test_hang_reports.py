@@ -9,13 +9,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 CONFTEST = """
-import watch
-from watch import *
+import hang_reports
+from hang_reports import *
 
-watch.GRACE = 1
+hang_reports.GRACE = 1
 
 def pytest_configure(config):
-    watch.open_stderr(config)
+    hang_reports.open_stderr(config)
 """
 RUN = """
 import ctypes, signal
