@@ -72,7 +72,7 @@ static bool is_not_borrowed(const void *borrowed, const ek_object *tensor, bool 
 
 /* ADT values that hold borrowed tensors were created in this run, so they are changed in place. */
 static int copy_borrowed_tensors(const ek_borrowed *borrowed, ek_value *result) {
-  ek_tensor_rule rule = {borrowed, is_not_borrowed, replace_by_copy, true};
+  ek_tensor_rule rule = {borrowed, is_not_borrowed, replace_by_copy, true, NULL};
   return ek_tensors_apply(result, &rule);
 }
 
@@ -126,7 +126,7 @@ static int unalias(const void *context, ek_value *tensor, bool is_shared) {
 }
 
 int ek_result_unalias(ek_value *result) {
-  ek_tensor_rule rule = {NULL, is_unaliased, unalias, false};
+  ek_tensor_rule rule = {NULL, is_unaliased, unalias, false, NULL};
   bool is_plain = result->type_index < EK_OBJECT ||
                   (result->type_index == EK_TENSOR && is_unaliased(NULL, result->v.obj, false));
   if (is_plain || ek_tensors_apply(result, &rule) == 0) return 0;

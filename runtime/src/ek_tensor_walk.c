@@ -116,6 +116,10 @@ static int hold(walk *w, ek_value value) {
   return 0;
 }
 
+static int enter(const walk *w, ek_object *reference) {
+  return w->rule->enter == NULL ? 0 : w->rule->enter(w->rule->context, reference);
+}
+
 /* Whether a value with other owners can be shared unchanged, as the rule keeps all its tensors: 1, 0,
 ** or -1. An object that was already copied must be that copy here too, so the result is 0. */
 static int can_share(walk *w, const ek_value *value) {
@@ -129,6 +133,7 @@ static int can_share(walk *w, const ek_value *value) {
       if (!w->rule->keeps(w->rule->context, next.v.obj, true)) return 0;
       continue;
     }
+    if (next.type_index == EK_REFERENCE && enter(w, next.v.obj) != 0) return -1;
     if (next.type_index != EK_ADT) continue;
     const ek_adt *adt = (const ek_adt *)(const void *)next.v.obj;
     const visited *entry = visit(w, &adt->base, &is_new);
@@ -183,6 +188,7 @@ static int apply_to_data(walk *w, const field *at) {
 static int apply_to_holder(walk *w, const field *at) {
   bool is_closure = at->value->type_index == EK_CLOSURE, is_new = true;
   ek_object *holder = at->value->v.obj;
+  if (!is_closure && enter(w, holder) != 0) return -1;
   ek_adt *inner = is_closure ? ((ek_closure *)(void *)holder)->captured
                              : ((ek_reference *)(void *)holder)->cell;
   bool is_own = has_one_owner(holder) && has_one_owner(&inner->base);

@@ -15,6 +15,9 @@ typedef struct ek_tensor_rule {
   /* Whether ADT values with other owners are changed in place. Otherwise they are copied, but only
   ** along the paths to replaced tensors. */
   bool in_place;
+  /* Called for each reference, before what it holds is looked at where it has no other owner. 0 or
+  ** -1; NULL for nothing. */
+  int (*enter)(const void *context, ek_object *reference);
 } ek_tensor_rule;
 
 /* Applies a rule to all tensors of an owned value: those in ADT values, and those in closures and

@@ -23,6 +23,7 @@ typedef struct ek_reference {
   ek_adt *cell;                            /* owned; its field changes under the lock */
   uint32_t lock;                           /* atomic: 1 while somebody reads or writes */
   uint64_t known_to;                       /* number of the executable whose registers can hold it */
+  uint64_t entered;                        /* number of the call that it was last an argument of */
 } ek_reference;
 
 /* Return address of a call. */
@@ -79,6 +80,7 @@ typedef struct ek_vm {
   int32_t polls;                           /* of ek_vm_poll, before the next look at the clock */
   int64_t looked;                          /* when that was last */
   int64_t next_check;                      /* when to ask whether to go on; 0 at the start of a run */
+  uint64_t call;                           /* number of its call in the process, of several devices */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */
@@ -121,8 +123,16 @@ int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek
 
 /* Makes all tensors inside an owned value of others such as registers hold, on 'device': those that
 ** are not are copied, with the data around them. What closures hold is so already, and what references
-** hold is made so when it is read. 0, or -1 with the value as far as it came. */
+** hold is made so when it is read, or here in a program of several devices. 0, or -1 with the value
+** as far as it came. */
 int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device);
+
+/* The same of a value inside 'depth' references. */
+int ek_vm_own_nested(ek_vm *vm, ek_value *value, ek_device device, int depth);
+
+/* In a program of several devices, brings what a reference among the arguments holds to 'device',
+** once a call; 'depth' as above. 0 or -1. */
+int ek_vm_enter_reference(ek_vm *vm, ek_object *reference, ek_device device, int depth);
 
 /* Whether the first n of 'vm->args' lie where a primitive works. 0 or -1. */
 int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);

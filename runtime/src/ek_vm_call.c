@@ -251,6 +251,8 @@ int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name) {
                   (int)name.size, name.data);
 }
 
+static uint64_t n_calls;       /* atomic: of programs of several devices, in all machines */
+
 /* Arguments are held against the declared types before any is copied: a wrong one costs nothing. */
 int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs, bool may_lend) {
   const ek_executable *e = vm->executable;
@@ -265,6 +267,7 @@ int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs
   }
   if (ek_vm_acquire(vm, "call", f->name) != 0) return -1;
   vm->may_lend = may_lend && !e->keeps_arguments;
+  if (e->n_devices > 1) vm->call = __atomic_add_fetch(&n_calls, 1, __ATOMIC_RELAXED);
   vm->next_check = 0;
   if (ek_signature_check(e, f, args, vm->seen) == 0 && enter_with(vm, f, args, nargs) == 0) {
     return 0;

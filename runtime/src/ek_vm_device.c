@@ -93,7 +93,11 @@ int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek
 typedef struct entrance {
   ek_vm *vm;
   ek_device device;            /* where tensors are to be */
+  int depth;                   /* references around the value */
 } entrance;
+
+/* References inside references that are entered: each takes the C stack of a walk. */
+enum { MAX_REFERENCE_DEPTH = 64 };
 
 static bool may_stay(const void *context, const ek_object *tensor, bool is_shared) {
   const entrance *at = context;
@@ -122,10 +126,20 @@ static int bring_in(const void *context, ek_value *tensor, bool is_shared) {
   return 0;
 }
 
-int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device) {
-  entrance at = {vm, device};
-  ek_tensor_rule rule = {&at, may_stay, bring_in, false};
+static int enter_reference(const void *context, ek_object *reference) {
+  const entrance *at = context;
+  if (at->depth == MAX_REFERENCE_DEPTH) return 0;
+  return ek_vm_enter_reference(at->vm, reference, at->device, at->depth + 1);
+}
+
+int ek_vm_own_nested(ek_vm *vm, ek_value *value, ek_device device, int depth) {
+  entrance at = {vm, device, depth};
+  ek_tensor_rule rule = {&at, may_stay, bring_in, false, enter_reference};
   return ek_tensors_apply(value, &rule);
+}
+
+int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device) {
+  return ek_vm_own_nested(vm, value, device, 0);
 }
 
 /* DeviceCopy dst src dst_device src_device */

@@ -764,26 +764,55 @@ int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return 0;
 }
 
-/* Convert a value that another program or the host wrote to a reference to a form that registers of
-** this program can hold. The converted value is stored back, so this happens once, unless the
-** reference was written meanwhile. A program of several devices looks where it is used
-** (ek_vm_check_places). */
-static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
-  const ek_executable *e = vm->executable;
-  const ek_object *before = value->v.obj;
-  if (value->type_index < EK_OBJECT || e->n_devices != 1) return 0;
-  if (ek_vm_own_data(vm, value, e->devices[0]) != 0) return -1;
+/* Stores what a value read from a reference was converted to for a program, unless the reference was
+** written meanwhile. */
+static void store_converted(ek_reference *reference, const ek_object *before, const ek_value *value,
+                            uint64_t known_to) {
   ek_value old = ek_value_none(), *held = &reference->cell->fields[0];
   lock_reference(reference);
   if (held->type_index >= EK_OBJECT && held->v.obj == before) {
     old = *held;
     *held = *value;
     ek_value_retain(held);
-    reference->known_to = e->number;
+    reference->known_to = known_to;
   }
   unlock_reference(reference);
   ek_value_release(&old);
+}
+
+/* Convert a value that another program or the host wrote to a reference to a form that registers of
+** this program can hold. The converted value is stored back, so this happens once. In a program of
+** several devices the place of a reference is known where it enters (ek_vm_enter_reference); what is
+** written later is checked where it is used (ek_vm_check_places). */
+static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
+  const ek_executable *e = vm->executable;
+  const ek_object *before = value->v.obj;
+  if (value->type_index < EK_OBJECT || e->n_devices != 1) return 0;
+  if (ek_vm_own_data(vm, value, e->devices[0]) != 0) return -1;
+  store_converted(reference, before, value, e->number);
   return 0;
+}
+
+int ek_vm_enter_reference(ek_vm *vm, ek_object *object, ek_device device, int depth) {
+  ek_reference *reference = (ek_reference *)(void *)object;
+  const ek_executable *e = vm->executable;
+  if (e->n_devices == 1) return 0;
+  lock_reference(reference);
+  /* Marked first: a reference may hold data that leads back to it. */
+  bool is_entered = reference->entered == vm->call;
+  reference->entered = vm->call;
+  ek_value value = reference->cell->fields[0];
+  ek_value_retain(&value);
+  unlock_reference(reference);
+  const ek_object *before = value.v.obj;
+  int status = 0;
+  if (!is_entered && value.type_index >= EK_OBJECT) {
+    /* What this program wrote too: references in it may have been written by others. */
+    status = ek_vm_own_nested(vm, &value, device, depth);
+    if (status == 0) store_converted(reference, before, &value, e->number);
+  }
+  ek_value_release(&value);
+  return status;
 }
 
 /* ReadRef dst ref */

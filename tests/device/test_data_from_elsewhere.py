@@ -125,6 +125,33 @@ def test_executors_copy_what_arguments_hold(place: Place, kind: str) -> None:
     np.testing.assert_array_equal(reference.value.numpy(), 2 * Y)
 
 
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+def test_references_that_enter_a_device_hold_tensors_there(opencl: Device, executor: str) -> None:
+    """Directly, inside data that has other owners, inside another reference, and around itself."""
+    text = LIST.replace("List)", "List), Mutable(ref(List))") + (
+        f"def @head(%l: List) -> {MATRIX} {{ match? (%l) {{ Cons(%h, _) => %h, "
+        "Mutable(%r) => @head(ref_read(%r)) } }\n"
+        f"def @main(%r: ref({SQUARE}), %l: List) {{ let %u = ref_write(%r, add(ref_read(%r), "
+        "ref_read(%r))); (ref_read(%r), nn.relu(@head(%l))) }"
+    )
+    executable = ekiden.compile(relay.parse(text), "opencl", executor=executor)
+    for value in (runtime.tensor(Y), runtime.tensor(Y).copyto(opencl)):
+        reference, inner = runtime.Ref(value), runtime.Ref(ADT(1, [value, ADT(0)]))
+        data = ADT(2, [runtime.Ref(ADT(2, [inner]))])
+        for turn in (2, 4):
+            doubled, first = executable(reference, data)
+            np.testing.assert_array_equal(doubled.numpy(), turn * Y)
+            np.testing.assert_array_equal(first.numpy(), RELU)
+            np.testing.assert_array_equal(reference.value.numpy(), turn * Y)
+        inner.value = ADT(1, [runtime.tensor(-Y), ADT(0)])
+        _, first = executable(reference, data)
+        np.testing.assert_array_equal(first.numpy(), np.maximum(-Y, 0))
+        inner.value = data
+        result = executable(reference, ADT(1, [value, data]))
+        np.testing.assert_array_equal(result[1].numpy(), RELU)
+        inner.value = ADT(0)
+
+
 def test_graph_executor_refuses_inputs_that_are_no_tensors() -> None:
     text = f"def @main(%x: ({SQUARE}, {SQUARE})) {{ add(%x.0, %x.1) }}"
     with pytest.raises(CompileError, match="graph: input 'x' is no tensor: .*the virtual"):
