@@ -1,10 +1,11 @@
 """Emit kernels as SPIR-V for Vulkan directly, without an intermediate compiler.
 
-A kernel's one push constant is the address of what it is given, words of 64 bits: how many blocks
-there are along x, y and z, then for each argument the address of its memory, or its number. Memory
-is reached by addresses (PhysicalStorageBuffer). Blocks are launched as a line, folded where one is
-longer than a dimension may be: those beyond the last do nothing. Integers and floats of all widths
-are there, of 16 bits as float32's arithmetic; a device may lack some, which its driver says.
+A kernel has one push constant, the address of its argument words of 64 bits: the numbers of blocks
+along x, y and z, then the memory address or the number of each argument. Memory is accessed by
+address (PhysicalStorageBuffer). Blocks are launched as a line, which is folded where it exceeds the
+limit of a dimension; blocks beyond the last one do nothing. All widths of integers and floats are
+supported (arithmetic of 16-bit floats is that of float32) unless the driver reports that the device
+lacks them.
 """
 
 from __future__ import annotations
@@ -18,20 +19,9 @@ from ekiden.codegen.common import (
     check_supported_call,
     shuffle_indices,
 )
+from ekiden.codegen.device import spirv_module
 from ekiden.codegen.device.spirv_builder import SpirvBuilder, spirv_type
-from ekiden.codegen.device.spirv_module import (
-    BUILT_IN_LOCAL_INVOCATION_ID,
-    BUILT_IN_NUM_WORKGROUPS,
-    BUILT_IN_WORKGROUP_ID,
-    DECORATION_BLOCK,
-    DECORATION_OFFSET,
-    STORAGE_CLASS_FUNCTION,
-    STORAGE_CLASS_PHYSICAL,
-    STORAGE_CLASS_PUSH_CONSTANT,
-    STORAGE_CLASS_WORKGROUP,
-    Id,
-    SpirvModule,
-)
+from ekiden.codegen.device.spirv_module import Id, SpirvModule
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import REDUCTION_NODES, emit_binary
@@ -118,12 +108,15 @@ class SpirvKernelEmitter:
         word = spirv.type("i64")
         block = spirv.fresh_id()
         spirv.declarations.append(("TypeStruct", (block, word)))
-        spirv.decorate(block, DECORATION_BLOCK)
-        spirv.decorations.append(("MemberDecorate", (block, 0, DECORATION_OFFSET, 0)))
-        push_constants = spirv.global_variable(STORAGE_CLASS_PUSH_CONSTANT, block)
+        spirv.decorate(block, spirv_module.DECORATION_BLOCK)
+        spirv.decorations.append(("MemberDecorate", (block, 0, spirv_module.DECORATION_OFFSET, 0)))
+        push_constants = spirv.global_variable(spirv_module.STORAGE_CLASS_PUSH_CONSTANT, block)
         zero = spirv.constant("i32", 0)
         arguments_pointer = b.append_pure(
-            "AccessChain", spirv.pointer(STORAGE_CLASS_PUSH_CONSTANT, word), push_constants, zero
+            "AccessChain",
+            spirv.pointer(spirv_module.STORAGE_CLASS_PUSH_CONSTANT, word),
+            push_constants,
+            zero,
         )
         self.arguments = b.append_pure("Load", word, b.operand_id(arguments_pointer, _WORD_DTYPE))
         for n, axis in enumerate(_AXIS_LETTERS):
@@ -139,7 +132,7 @@ class SpirvKernelEmitter:
         """Load the n-th 64-bit word of the arguments."""
         b, spirv = self.builder, self.spirv
         at = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
-        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
+        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
         return b.append_pure(
             "Load", spirv.type("i64"), b.operand_id(word_pointer, _WORD_DTYPE), 2, 8
@@ -147,10 +140,12 @@ class SpirvKernelEmitter:
 
     def _bind_buffer(self, buffer: Buffer, address: Operand) -> None:
         kind, stride = self._storage_type(buffer)
-        pointer = self.spirv.pointer(STORAGE_CLASS_PHYSICAL, self.spirv.type(kind), stride)
+        pointer = self.spirv.pointer(
+            spirv_module.STORAGE_CLASS_PHYSICAL, self.spirv.type(kind), stride
+        )
         b = self.builder
         base = b.append_pure("ConvertUToPtr", pointer, b.operand_id(address, _WORD_DTYPE))
-        location = STORAGE_CLASS_PHYSICAL, b.operand_id(base, _WORD_DTYPE), address
+        location = spirv_module.STORAGE_CLASS_PHYSICAL, b.operand_id(base, _WORD_DTYPE), address
         self.buffer_locations[buffer] = _BufferLocation(*location)
 
     def _storage_type(self, buffer: Buffer) -> tuple[str, int]:
@@ -168,8 +163,8 @@ class SpirvKernelEmitter:
         block.
         """
         b = self.builder
-        x, y = (self._built_in_component(BUILT_IN_WORKGROUP_ID, n) for n in (0, 1))
-        width = self._built_in_component(BUILT_IN_NUM_WORKGROUPS, 0)
+        x, y = (self._built_in_component(spirv_module.BUILT_IN_WORKGROUP_ID, n) for n in (0, 1))
+        width = self._built_in_component(spirv_module.BUILT_IN_NUM_WORKGROUPS, 0)
         line = b.binary("add", _WORD_DTYPE, x, b.binary("mul", _WORD_DTYPE, y, width))
         plane = b.binary(
             "mul",
@@ -200,7 +195,9 @@ class SpirvKernelEmitter:
             raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
         if kind == "blockIdx":
             return self.grid[f"at {letter}"]
-        return self._built_in_component(BUILT_IN_LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter))
+        return self._built_in_component(
+            spirv_module.BUILT_IN_LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter)
+        )
 
     # Control.
 
@@ -359,11 +356,13 @@ class SpirvKernelEmitter:
         name = "i8" if element == "bool" else spirv_type(element)
         kind = self.spirv.array(self.spirv.type(name), max(int(extent.value), 1))
         if is_shared:
-            variable = self.spirv.global_variable(STORAGE_CLASS_WORKGROUP, kind)
-            self.buffer_locations[buffer] = _BufferLocation(STORAGE_CLASS_WORKGROUP, variable)
+            variable = self.spirv.global_variable(spirv_module.STORAGE_CLASS_WORKGROUP, kind)
+            self.buffer_locations[buffer] = _BufferLocation(
+                spirv_module.STORAGE_CLASS_WORKGROUP, variable
+            )
         else:
             self.buffer_locations[buffer] = _BufferLocation(
-                STORAGE_CLASS_FUNCTION, self.spirv.local_variable(kind)
+                spirv_module.STORAGE_CLASS_FUNCTION, self.spirv.local_variable(kind)
             )
 
     def emit_assert(self, s: AssertStmt) -> None:
@@ -396,7 +395,7 @@ class SpirvKernelEmitter:
         thread_index = b.operand_id(
             b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32"
         )
-        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, word, 4)
+        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, word, 4)
         status = b.operand_id(self.status_address(), _WORD_DTYPE)
         status_pointer = b.append_pure("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
@@ -423,7 +422,7 @@ class SpirvKernelEmitter:
 
     def _report_values(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.builder, self.spirv
-        pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
+        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
             number = emit_cast(b, self.emit_expr(value)[0], value.dtype, _WORD_DTYPE)
             at = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
@@ -455,9 +454,9 @@ class SpirvKernelEmitter:
         element = dt.element_dtype(buffer.dtype)
         kind = spirv.type("i8" if element == "bool" else spirv_type(element))
         at = b.operand_id(index, dtype)
-        if memory.storage == STORAGE_CLASS_PHYSICAL:
+        if memory.storage == spirv_module.STORAGE_CLASS_PHYSICAL:
             _, stride = self._storage_type(buffer)
-            pointer = spirv.pointer(STORAGE_CLASS_PHYSICAL, kind, stride)
+            pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, kind, stride)
             element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, at)
             return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
@@ -521,7 +520,9 @@ class SpirvKernelEmitter:
                 self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
         # Buffers of the caller may overlap; arrays of a thread or a block do not.
         b.touch_memory(
-            0 if self.buffer_locations[buffer].storage == STORAGE_CLASS_PHYSICAL else id(buffer)
+            0
+            if self.buffer_locations[buffer].storage == spirv_module.STORAGE_CLASS_PHYSICAL
+            else id(buffer)
         )
 
     def _store_element(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
