@@ -19,7 +19,7 @@ from ekiden.codegen.common import (
     check_supported_call,
     shuffle_indices,
 )
-from ekiden.codegen.device import spirv_module
+from ekiden.codegen.device import spirv_module as spv
 from ekiden.codegen.device.spirv_builder import SpirvBuilder, spirv_type
 from ekiden.codegen.device.spirv_module import Id, SpirvModule
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
@@ -108,16 +108,12 @@ class SpirvKernelEmitter:
         word = spirv.type("i64")
         block = spirv.fresh_id()
         spirv.declarations.append(("TypeStruct", (block, word)))
-        spirv.decorate(block, spirv_module.DECORATION_BLOCK)
-        spirv.decorations.append(("MemberDecorate", (block, 0, spirv_module.DECORATION_OFFSET, 0)))
-        push_constants = spirv.global_variable(spirv_module.STORAGE_CLASS_PUSH_CONSTANT, block)
+        spirv.decorate(block, spv.DECORATION_BLOCK)
+        spirv.decorations.append(("MemberDecorate", (block, 0, spv.DECORATION_OFFSET, 0)))
+        push_constants = spirv.global_variable(spv.STORAGE_CLASS_PUSH_CONSTANT, block)
         zero = spirv.constant("i32", 0)
-        arguments_pointer = b.append_pure(
-            "AccessChain",
-            spirv.pointer(spirv_module.STORAGE_CLASS_PUSH_CONSTANT, word),
-            push_constants,
-            zero,
-        )
+        kind = spirv.pointer(spv.STORAGE_CLASS_PUSH_CONSTANT, word)
+        arguments_pointer = b.append_pure("AccessChain", kind, push_constants, zero)
         self.arguments = b.append_pure("Load", word, b.operand_id(arguments_pointer, _WORD_DTYPE))
         for n, axis in enumerate(_AXIS_LETTERS):
             self.grid[axis] = self._load_argument_word(n)
@@ -132,7 +128,7 @@ class SpirvKernelEmitter:
         """Load the n-th 64-bit word of the arguments."""
         b, spirv = self.builder, self.spirv
         at = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
-        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
+        pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
         return b.append_pure(
             "Load", spirv.type("i64"), b.operand_id(word_pointer, _WORD_DTYPE), 2, 8
@@ -140,12 +136,10 @@ class SpirvKernelEmitter:
 
     def _bind_buffer(self, buffer: Buffer, address: Operand) -> None:
         kind, stride = self._storage_type(buffer)
-        pointer = self.spirv.pointer(
-            spirv_module.STORAGE_CLASS_PHYSICAL, self.spirv.type(kind), stride
-        )
+        pointer = self.spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, self.spirv.type(kind), stride)
         b = self.builder
         base = b.append_pure("ConvertUToPtr", pointer, b.operand_id(address, _WORD_DTYPE))
-        location = spirv_module.STORAGE_CLASS_PHYSICAL, b.operand_id(base, _WORD_DTYPE), address
+        location = spv.STORAGE_CLASS_PHYSICAL, b.operand_id(base, _WORD_DTYPE), address
         self.buffer_locations[buffer] = _BufferLocation(*location)
 
     def _storage_type(self, buffer: Buffer) -> tuple[str, int]:
@@ -163,8 +157,8 @@ class SpirvKernelEmitter:
         block.
         """
         b = self.builder
-        x, y = (self._built_in_component(spirv_module.BUILT_IN_WORKGROUP_ID, n) for n in (0, 1))
-        width = self._built_in_component(spirv_module.BUILT_IN_NUM_WORKGROUPS, 0)
+        x, y = (self._built_in_component(spv.BUILT_IN_WORKGROUP_ID, n) for n in (0, 1))
+        width = self._built_in_component(spv.BUILT_IN_NUM_WORKGROUPS, 0)
         line = b.binary("add", _WORD_DTYPE, x, b.binary("mul", _WORD_DTYPE, y, width))
         plane = b.binary(
             "mul",
@@ -196,7 +190,7 @@ class SpirvKernelEmitter:
         if kind == "blockIdx":
             return self.grid[f"at {letter}"]
         return self._built_in_component(
-            spirv_module.BUILT_IN_LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter)
+            spv.BUILT_IN_LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter)
         )
 
     # Control.
@@ -356,13 +350,11 @@ class SpirvKernelEmitter:
         name = "i8" if element == "bool" else spirv_type(element)
         kind = self.spirv.array(self.spirv.type(name), max(int(extent.value), 1))
         if is_shared:
-            variable = self.spirv.global_variable(spirv_module.STORAGE_CLASS_WORKGROUP, kind)
-            self.buffer_locations[buffer] = _BufferLocation(
-                spirv_module.STORAGE_CLASS_WORKGROUP, variable
-            )
+            variable = self.spirv.global_variable(spv.STORAGE_CLASS_WORKGROUP, kind)
+            self.buffer_locations[buffer] = _BufferLocation(spv.STORAGE_CLASS_WORKGROUP, variable)
         else:
             self.buffer_locations[buffer] = _BufferLocation(
-                spirv_module.STORAGE_CLASS_FUNCTION, self.spirv.local_variable(kind)
+                spv.STORAGE_CLASS_FUNCTION, self.spirv.local_variable(kind)
             )
 
     def emit_assert(self, s: AssertStmt) -> None:
@@ -395,7 +387,7 @@ class SpirvKernelEmitter:
         thread_index = b.operand_id(
             b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32"
         )
-        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, word, 4)
+        pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, word, 4)
         status = b.operand_id(self.status_address(), _WORD_DTYPE)
         status_pointer = b.append_pure("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
@@ -422,7 +414,7 @@ class SpirvKernelEmitter:
 
     def _report_values(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.builder, self.spirv
-        pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
+        pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
             number = emit_cast(b, self.emit_expr(value)[0], value.dtype, _WORD_DTYPE)
             at = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
@@ -454,9 +446,9 @@ class SpirvKernelEmitter:
         element = dt.element_dtype(buffer.dtype)
         kind = spirv.type("i8" if element == "bool" else spirv_type(element))
         at = b.operand_id(index, dtype)
-        if memory.storage == spirv_module.STORAGE_CLASS_PHYSICAL:
+        if memory.storage == spv.STORAGE_CLASS_PHYSICAL:
             _, stride = self._storage_type(buffer)
-            pointer = spirv.pointer(spirv_module.STORAGE_CLASS_PHYSICAL, kind, stride)
+            pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, kind, stride)
             element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, at)
             return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
@@ -520,9 +512,7 @@ class SpirvKernelEmitter:
                 self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
         # Buffers of the caller may overlap; arrays of a thread or a block do not.
         b.touch_memory(
-            0
-            if self.buffer_locations[buffer].storage == spirv_module.STORAGE_CLASS_PHYSICAL
-            else id(buffer)
+            0 if self.buffer_locations[buffer].storage == spv.STORAGE_CLASS_PHYSICAL else id(buffer)
         )
 
     def _store_element(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
