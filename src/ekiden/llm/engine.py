@@ -66,8 +66,6 @@ class Stream:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     """Those made so far."""
-    token_counts: Counter[int] = field(default_factory=Counter)
-    """How often it has each of them, where penalties depend on that."""
     finish: str = ""
     """Why it is over: "stop" at a token or text that ends it, "length", "closed", or "failed" where
     the run failed that it was in, or its logits are no numbers: its next token is a RunError."""
@@ -95,6 +93,8 @@ class Stream:
     """Of each token, where log-probabilities are asked for."""
     adapter: int = NO_ADAPTER
     """The number of its adapter."""
+    token_counts: Counter[int] = field(default_factory=Counter)
+    """How often it has each of its tokens, where penalties depend on that."""
     stored_pages: dict[Key, bytes] = field(default_factory=dict)
     """Pages of its prompt that the prompt cache on disk has, until they are in the cache."""
     is_long: bool = False

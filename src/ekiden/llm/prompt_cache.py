@@ -111,7 +111,9 @@ class PromptCache:
             # Pages say what prompts said: nobody else may read them either.
             os.chmod(self._root, 0o700)
         except OSError as error:
-            raise InputError(f"prompt cache: '{folder}' cannot be used: {error}") from error
+            raise InputError(
+                f"prompt cache: '{folder}' cannot be used: {error.strerror or error}"
+            ) from error
         self._lock = threading.Lock()
         self._pending = self._unswept = 0
         self._stored: set[Key] = set()
