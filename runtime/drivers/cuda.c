@@ -277,10 +277,10 @@ static int device_copy(const void *from, ek_device from_device, void *to, ek_dev
 /* NON_BLOCKING: the device's own stream, where it is the legacy one, would else wait for this and
 ** this for it. */
 static int stream_new(ek_device device, void **out) {
-  CUstream made = NULL;
+  CUstream result = NULL;
   if (enter(device, "make a stream") == NULL) return -1;
-  CUresult code = cu.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING);
-  *out = made;
+  CUresult code = cu.cuStreamCreate(&result, CU_STREAM_NON_BLOCKING);
+  *out = result;
   return leave(device, "make a stream", code);
 }
 
@@ -394,16 +394,16 @@ static int device_load(ek_device device, const char *format, const char *name, c
                        size_t size, void **out) {
   const device_state *state = known(device);
   char *image = state == NULL ? NULL : image_of(device, state, format, name, code, size);
-  module *made = image == NULL ? NULL : calloc(1, sizeof *made);
+  module *new_module = image == NULL ? NULL : calloc(1, sizeof *new_module);
   int status = -1;
-  if (image != NULL && made == NULL) fail(device, name, CUDA_ERROR_OUT_OF_MEMORY);
-  if (made != NULL) status = load_image(device, name, image, &made->code);
+  if (image != NULL && new_module == NULL) fail(device, name, CUDA_ERROR_OUT_OF_MEMORY);
+  if (new_module != NULL) status = load_image(device, name, image, &new_module->code);
   free(image);
   if (status == 0) {
-    pthread_mutex_init(&made->lock, NULL);
-    *out = made;
+    pthread_mutex_init(&new_module->lock, NULL);
+    *out = new_module;
   } else {
-    free(made);
+    free(new_module);
   }
   return status;
 }
@@ -425,27 +425,27 @@ static void device_unload(ek_device device, void *given) {
 static int kernel_of(ek_device device, void *given, const char *name, void **out) {
   module *m = given;
   int most = 0;
-  kernel *made = calloc(1, sizeof *made);
-  if (made == NULL) return fail(device, name, CUDA_ERROR_OUT_OF_MEMORY);
-  snprintf(made->name, sizeof made->name, "%s", name);
+  kernel *new_kernel = calloc(1, sizeof *new_kernel);
+  if (new_kernel == NULL) return fail(device, name, CUDA_ERROR_OUT_OF_MEMORY);
+  snprintf(new_kernel->name, sizeof new_kernel->name, "%s", name);
   if (enter(device, name) == NULL) {
-    free(made);
+    free(new_kernel);
     return -1;
   }
-  CUresult code = cu.cuModuleGetFunction(&made->function, m->code, name);
+  CUresult code = cu.cuModuleGetFunction(&new_kernel->function, m->code, name);
   if (code == CUDA_SUCCESS) {
-    code = cu.cuFuncGetAttribute(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, made->function);
+    code = cu.cuFuncGetAttribute(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, new_kernel->function);
   }
-  made->most = most;
+  new_kernel->most = most;
   if (code != CUDA_SUCCESS) {
-    free(made);
+    free(new_kernel);
     return leave(device, name, code);
   }
   pthread_mutex_lock(&m->lock);
-  made->next = m->kernels;
-  m->kernels = made;
+  new_kernel->next = m->kernels;
+  m->kernels = new_kernel;
   pthread_mutex_unlock(&m->lock);
-  *out = made;
+  *out = new_kernel;
   return leave(device, name, code);
 }
 

@@ -96,12 +96,12 @@ static int find_nvrtc(const ek_driver_host *host, const char *doing, int most) {
 /* Building ------------------------------------------------------------------------------------- */
 
 /* The newest architecture that it knows and a GPU can run; 0 where there is none. */
-static int architecture_for(int wanted) {
+static int architecture_for(int device_arch) {
   int n = 0, known[MAX_KINDS], best = 0;
   if (nvrtc.nvrtcGetNumSupportedArchs(&n) != 0 || n > MAX_KINDS) return 0;
   if (nvrtc.nvrtcGetSupportedArchs(known) != 0) return 0;
   for (int i = 0; i < n; i++) {
-    if (known[i] <= wanted && known[i] > best) best = known[i];
+    if (known[i] <= device_arch && known[i] > best) best = known[i];
   }
   return best;
 }
@@ -153,12 +153,12 @@ static void refuse(const build *b, nvrtcProgram program, nvrtcResult status, con
 static char *binary_of(const build *b, nvrtcProgram program, size_t *size) {
   nvrtcResult status = b->is_binary ? nvrtc.nvrtcGetCUBINSize(program, size)
                                     : nvrtc.nvrtcGetPTXSize(program, size);
-  char *made = status == 0 ? calloc(1, *size + 1) : NULL;
-  if (made != NULL) {
-    status = b->is_binary ? nvrtc.nvrtcGetCUBIN(program, made) : nvrtc.nvrtcGetPTX(program, made);
+  char *text = status == 0 ? calloc(1, *size + 1) : NULL;
+  if (text != NULL) {
+    status = b->is_binary ? nvrtc.nvrtcGetCUBIN(program, text) : nvrtc.nvrtcGetPTX(program, text);
   }
-  if (status == 0 && made != NULL) return made;
-  free(made);
+  if (status == 0 && text != NULL) return text;
+  free(text);
   if (status == 0) b->host->error("MemoryError", "%s: no memory for its binary", b->doing);
   else b->host->error("DeviceError", "%s: NVRTC gives no binary (%s)", b->doing,
                       nvrtc.nvrtcGetErrorString(status));
@@ -166,7 +166,7 @@ static char *binary_of(const build *b, nvrtcProgram program, size_t *size) {
 }
 
 /* 'text' ends with a zero. */
-static char *compiled(const build *b, const char *name, const char *text, size_t size, size_t *made) {
+static char *compiled(const build *b, const char *name, const char *text, size_t size, size_t *result) {
   char file[128];
   nvrtcProgram program = NULL;
   snprintf(file, sizeof file, "%s.cu", name);
@@ -178,7 +178,7 @@ static char *compiled(const build *b, const char *name, const char *text, size_t
   }
   status = nvrtc.nvrtcCompileProgram(program, n_options(), b->options);
   char *binary = NULL;
-  if (status == 0) binary = binary_of(b, program, made);
+  if (status == 0) binary = binary_of(b, program, result);
   else refuse(b, program, status, text, size);
   nvrtc.nvrtcDestroyProgram(&program);
   return binary;
@@ -194,7 +194,7 @@ static char *read_cached(const char *key, size_t *size) {
 }
 
 char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, const char *name,
-                 const void *code, size_t size, size_t *made) {
+                 const void *code, size_t size, size_t *result) {
   build b = {.host = host};
   char names[3][256], key[CACHE_KEY];
   snprintf(b.doing, sizeof b.doing, "cuda(%d): kernel '%s'", device.id, name);
@@ -214,7 +214,7 @@ char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, c
   snprintf(names[1], sizeof names[1], "%s", b.architecture);
   snprintf(names[2], sizeof names[2], "%s", standard);
   cache_key(code, size, names, 3, unfused, key, sizeof key);
-  char *binary = read_cached(key, made);
+  char *binary = read_cached(key, result);
   if (binary != NULL) return binary;
   char *text = calloc(1, size + 1);
   if (text == NULL) {
@@ -222,8 +222,8 @@ char *cuda_build(const ek_driver_host *host, ek_device device, cuda_kind kind, c
     return NULL;
   }
   memcpy(text, code, size);
-  binary = compiled(&b, name, text, size, made);
+  binary = compiled(&b, name, text, size, result);
   free(text);
-  if (binary != NULL) cache_write(key, binary, *made);
+  if (binary != NULL) cache_write(key, binary, *result);
   return binary;
 }

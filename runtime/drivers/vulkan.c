@@ -112,7 +112,7 @@ static void release(const device_state *state, const block *b) {
 static vk_result new_block(const device_state *state, size_t size, bool is_host, block *out) {
   enum { HOST = VK_MEMORY_HOST_VISIBLE | VK_MEMORY_HOST_COHERENT };
   bool shares = state->properties.type == VK_TYPE_CPU || state->properties.type == VK_TYPE_INTEGRATED;
-  const uint32_t wanted[] = {is_host ? HOST : shares ? HOST | VK_MEMORY_DEVICE_LOCAL : VK_MEMORY_DEVICE_LOCAL,
+  const uint32_t preferred[] = {is_host ? HOST : shares ? HOST | VK_MEMORY_DEVICE_LOCAL : VK_MEMORY_DEVICE_LOCAL,
                              is_host ? HOST : VK_MEMORY_DEVICE_LOCAL, 0};
   block made = {.range.size = size};
   vk_buffer_info about = {.kind = VK_BUFFER_CREATE_INFO, .size = size < 16 ? 16 : size,
@@ -123,8 +123,8 @@ static vk_result new_block(const device_state *state, size_t size, bool is_host,
   if (code != VK_SUCCESS) return code;
   vk.vkGetBufferMemoryRequirements(state->device, made.buffer, &needs);
   int type = -1;
-  for (size_t i = 0; type < 0 && i < sizeof wanted / sizeof wanted[0]; i++) {
-    type = type_of_memory(state, needs.types, wanted[i]);
+  for (size_t i = 0; type < 0 && i < sizeof preferred / sizeof preferred[0]; i++) {
+    type = type_of_memory(state, needs.types, preferred[i]);
   }
   vk_allocate_flags flags = {VK_MEMORY_ALLOCATE_FLAGS_INFO, NULL, VK_ALLOCATE_ADDRESS, 0};
   vk_allocate_info allocate = {VK_MEMORY_ALLOCATE_INFO, &flags, needs.size, (uint32_t)type};
@@ -464,18 +464,18 @@ static int event_new(ek_device device, void *stream, void **out) {
   vk_result code;
   (void)stream;
   if (state == NULL) return -1;
-  uint64_t *made = malloc(sizeof *made);
-  slot *s = made == NULL ? NULL : next_command(state, 0, &code);
-  if (made == NULL) code = VK_OUT_OF_HOST_MEMORY;
+  uint64_t *result = malloc(sizeof *result);
+  slot *s = result == NULL ? NULL : next_command(state, 0, &code);
+  if (result == NULL) code = VK_OUT_OF_HOST_MEMORY;
   if (s == NULL) {
-    free(made);
+    free(result);
     return unlocked(state, device, "make an event", code);
   }
-  *made = state->n_events++;
-  uint32_t at = (uint32_t)(*made % QUERIES);
+  *result = state->n_events++;
+  uint32_t at = (uint32_t)(*result % QUERIES);
   vk.vkCmdResetQueryPool(s->commands, state->queries, at, 1);
   vk.vkCmdWriteTimestamp(s->commands, VK_AT_END, state->queries, at);
-  *out = made;
+  *out = result;
   return unlocked(state, device, "make an event", VK_SUCCESS);
 }
 

@@ -114,12 +114,12 @@ static const char *refusal(const region *r, const ek_dltensor *const *tensors, i
 }
 
 static bool is_empty(const ek_dltensor *const *tensors, int64_t from, int64_t to, bool all) {
-  bool found = all;
+  bool is_found = all;
   for (int64_t i = from; i < to; i++) {
     bool empty = ek_dltensor_nbytes(tensors[i]) == 0;
-    found = all ? found && empty : found || empty;
+    is_found = all ? is_found && empty : is_found || empty;
   }
-  return found;
+  return is_found;
 }
 
 static int run(void *self, const ek_dltensor *const *tensors, int32_t n) {

@@ -73,9 +73,9 @@ static void keep(onednn_plan *p, int status, const char *doing, const void *made
 }
 
 static void *buffer(onednn_plan *p, size_t size) {
-  void *made = aligned_alloc(64, (size + 127) / 64 * 64);
-  keep(p, 0, "no memory", &made, free);
-  return made;
+  void *memory = aligned_alloc(64, (size + 127) / 64 * 64);
+  keep(p, 0, "no memory", &memory, free);
+  return memory;
 }
 
 /* Descriptions and memory ------------------------------------------------------------------------ */
@@ -83,32 +83,32 @@ static void *buffer(onednn_plan *p, size_t size) {
 /* Row-major; a bias is seen with 'ndim' dimensions, of which the others are 1 and come first. */
 static dnnl_desc *plain(onednn_plan *p, const onednn_shape *shape, int32_t ndim) {
   int64_t dims[DNNL_MAX_DIMS], strides[DNNL_MAX_DIMS], stride = 1;
-  dnnl_desc *made = NULL;
+  dnnl_desc *result = NULL;
   int32_t more = ndim - shape->ndim;
   for (int32_t i = ndim - 1; i >= 0; i--) {
     dims[i] = i < more ? 1 : shape->dims[i - more];
     strides[i] = stride;
     stride *= dims[i];
   }
-  keep(p, dnnl.dnnl_memory_desc_create_with_strides(&made, ndim, dims, DNNL_F32, strides),
-       "a size that it has not", &made, drop_desc);
-  return made;
+  keep(p, dnnl.dnnl_memory_desc_create_with_strides(&result, ndim, dims, DNNL_F32, strides),
+       "a size that it has not", &result, drop_desc);
+  return result;
 }
 
 /* Leaves to oneDNN how the elements lie: weights get its blocked forms, which are made once, and
 ** values between steps stay in what the last one liked. */
 static dnnl_desc *any(onednn_plan *p, int32_t ndim, const int64_t *dims) {
-  dnnl_desc *made = NULL;
-  keep(p, dnnl.dnnl_memory_desc_create_with_tag(&made, ndim, dims, DNNL_F32, DNNL_ANY),
-       "a size that it has not", &made, drop_desc);
-  return made;
+  dnnl_desc *result = NULL;
+  keep(p, dnnl.dnnl_memory_desc_create_with_tag(&result, ndim, dims, DNNL_F32, DNNL_ANY),
+       "a size that it has not", &result, drop_desc);
+  return result;
 }
 
 static dnnl_memory *memory_at(onednn_plan *p, const dnnl_desc *desc, void *data) {
-  dnnl_memory *made = NULL;
+  dnnl_memory *result = NULL;
   if (p->why != NULL) return NULL;
-  keep(p, dnnl.dnnl_memory_create(&made, desc, dnnl_cpu, data), "memory", &made, drop_memory);
-  return made;
+  keep(p, dnnl.dnnl_memory_create(&result, desc, dnnl_cpu, data), "memory", &result, drop_memory);
+  return result;
 }
 
 static dnnl_memory *memory_of(onednn_plan *p, const dnnl_desc *desc) {
@@ -162,19 +162,19 @@ static void add_step(onednn_plan *p, dnnl_primitive_desc *desc, const dnnl_arg *
 
 /* Attributes of a primitive: working memory is given, and what follows it. */
 static dnnl_attr *attr_of(onednn_plan *p, bool has_relu) {
-  dnnl_attr *made = NULL;
+  dnnl_attr *result = NULL;
   dnnl_post_ops *after = NULL;
-  keep(p, dnnl.dnnl_primitive_attr_create(&made), "attributes", &made, drop_attr);
+  keep(p, dnnl.dnnl_primitive_attr_create(&result), "attributes", &result, drop_attr);
   if (p->why != NULL) return NULL;
-  int status = dnnl.dnnl_primitive_attr_set_scratchpad_mode(made, DNNL_USER_SCRATCHPAD);
+  int status = dnnl.dnnl_primitive_attr_set_scratchpad_mode(result, DNNL_USER_SCRATCHPAD);
   if (has_relu && status == 0) {
     status = dnnl.dnnl_post_ops_create(&after);
     if (status == 0) status = dnnl.dnnl_post_ops_append_eltwise(after, DNNL_RELU, 0.0f, 0.0f);
-    if (status == 0) status = dnnl.dnnl_primitive_attr_set_post_ops(made, after);
+    if (status == 0) status = dnnl.dnnl_primitive_attr_set_post_ops(result, after);
     if (after != NULL) dnnl.dnnl_post_ops_destroy(after);
   }
   if (status != 0) p->why = "attributes";
-  return made;
+  return result;
 }
 
 static void reorder(onednn_plan *p, dnnl_memory *from, dnnl_memory *to, bool is_constant) {
@@ -188,11 +188,11 @@ static void reorder(onednn_plan *p, dnnl_memory *from, dnnl_memory *to, bool is_
 }
 
 /* A value's memory as a primitive wants it. */
-static dnnl_memory *to_wanted_layout(onednn_plan *p, const value *v, dnnl_memory *has, const dnnl_desc *wanted) {
-  if (p->why != NULL || wanted == NULL || dnnl.dnnl_memory_desc_equal(desc_of(has), wanted)) return has;
-  dnnl_memory *made = memory_of(p, wanted);
-  reorder(p, has, made, v->is_constant);
-  return made;
+static dnnl_memory *to_wanted_layout(onednn_plan *p, const value *v, dnnl_memory *has, const dnnl_desc *target_desc) {
+  if (p->why != NULL || target_desc == NULL || dnnl.dnnl_memory_desc_equal(desc_of(has), target_desc)) return has;
+  dnnl_memory *result = memory_of(p, target_desc);
+  reorder(p, has, result, v->is_constant);
+  return result;
 }
 
 /* The elements of a value, row-major, under a description of as many. */
@@ -205,8 +205,8 @@ static dnnl_memory *viewed(onednn_plan *p, const value *v, const dnnl_desc *desc
 
 /* A value row-major, with 1 for sizes that others have before its own. */
 static dnnl_memory *widened(onednn_plan *p, const value *v, int32_t ndim) {
-  const dnnl_desc *wanted = plain(p, &v->shape, ndim);
-  return v->shape.ndim == ndim ? to_wanted_layout(p, v, v->memory, wanted) : viewed(p, v, wanted);
+  const dnnl_desc *target_desc = plain(p, &v->shape, ndim);
+  return v->shape.ndim == ndim ? to_wanted_layout(p, v, v->memory, target_desc) : viewed(p, v, target_desc);
 }
 
 /* Kinds of steps ----------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ static void finish(onednn_plan *p, dnnl_primitive_desc *desc, value *const *args
   dnnl_memory *own = to_wanted_layout(p, args[1], weights, asked(desc, DNNL_WEIGHTS_MD));
   if (p->why != NULL) return;
   out->memory = memory_of(p, asked(desc, DNNL_DST_MD));
-  dnnl_arg made[4] = {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, own}, {DNNL_ARG_DST, out->memory}};
-  if (n == 3) made[3] = (dnnl_arg){DNNL_ARG_BIAS, widened(p, args[2], bias_ndim)};
-  add_step(p, desc, made, n == 3 ? 4 : 3, out->is_constant);
+  dnnl_arg result[4] = {{DNNL_ARG_SRC, src}, {DNNL_ARG_WEIGHTS, own}, {DNNL_ARG_DST, out->memory}};
+  if (n == 3) result[3] = (dnnl_arg){DNNL_ARG_BIAS, widened(p, args[2], bias_ndim)};
+  add_step(p, desc, result, n == 3 ? 4 : 3, out->is_constant);
 }
 
 static void product(onednn_plan *p, const onednn_step *s, value *const *args, value *out) {
@@ -308,8 +308,8 @@ static void convolution(onednn_plan *p, const onednn_step *s, value *const *args
 static void finish_one(onednn_plan *p, dnnl_primitive_desc *desc, dnnl_memory *src, value *out) {
   if (p->why != NULL) return;
   out->memory = memory_of(p, asked(desc, DNNL_DST_MD));
-  dnnl_arg made[] = {{DNNL_ARG_SRC, src}, {DNNL_ARG_DST, out->memory}};
-  add_step(p, desc, made, 2, out->is_constant);
+  dnnl_arg result[] = {{DNNL_ARG_SRC, src}, {DNNL_ARG_DST, out->memory}};
+  add_step(p, desc, result, 2, out->is_constant);
 }
 
 static void pooling(onednn_plan *p, const onednn_step *s, value *const *args, value *out) {
@@ -372,8 +372,8 @@ static void binary(onednn_plan *p, const onednn_step *s, value *const *args, val
        "an operator of two such tensors", &desc, drop_primitive_desc);
   if (p->why != NULL) return;
   out->memory = memory_of(p, asked(desc, DNNL_DST_MD));
-  dnnl_arg made[] = {{DNNL_ARG_SRC, x}, {DNNL_ARG_SRC_1, y}, {DNNL_ARG_DST, out->memory}};
-  add_step(p, desc, made, 3, out->is_constant);
+  dnnl_arg result[] = {{DNNL_ARG_SRC, x}, {DNNL_ARG_SRC_1, y}, {DNNL_ARG_DST, out->memory}};
+  add_step(p, desc, result, 3, out->is_constant);
 }
 
 static void softmax(onednn_plan *p, const onednn_step *s, value *const *args, value *out) {

@@ -169,21 +169,21 @@ static int run(void *self, const ek_dltensor *const *tensors, int32_t n) {
   region *r = self;
   ort_value *values[MAX_TENSORS];
   ort_status *status = NULL;
-  size_t made = 0, count = r->inputs + r->outputs;
+  size_t created = 0, count = r->inputs + r->outputs;
   if ((size_t)n != count) {
     return r->host->error("RunError", "run '%s': onnxruntime: %zu tensors expected, got %d", r->name,
                           count, n);
   }
-  while (made < count && status == NULL) {
-    status = wrap(tensors[made], &values[made]);
-    if (status == NULL) made++;
+  while (created < count && status == NULL) {
+    status = wrap(tensors[created], &values[created]);
+    if (status == NULL) created++;
   }
   if (status == NULL) {
     status = ort.Run(r->session, NULL, (const char *const *)r->names,
                      (const ort_value *const *)values, r->inputs,
                      (const char *const *)r->names + r->inputs, r->outputs, values + r->inputs);
   }
-  while (made > 0) ort.ReleaseValue(values[--made]);
+  while (created > 0) ort.ReleaseValue(values[--created]);
   return check(r->host, "RunError", "run", r->name, status);
 }
 

@@ -174,23 +174,23 @@ static void give_back(region *r, idle *taken) {
 ** it ends. 0, or -1 with an error. */
 static int set_tensor(const region *r, ov_request *request, size_t at, const ek_dltensor *tensor) {
   ov_shape shape = {tensor->ndim, tensor->shape};
-  ov_tensor *made = NULL;
+  ov_tensor *created = NULL;
   size_t size = 0;
-  int code = ov.ov_tensor_create_from_host_ptr(r->types[at], shape, ek_dltensor_data(tensor), &made);
-  if (code == 0) code = ov.ov_tensor_get_byte_size(made, &size);
+  int code = ov.ov_tensor_create_from_host_ptr(r->types[at], shape, ek_dltensor_data(tensor), &created);
+  if (code == 0) code = ov.ov_tensor_get_byte_size(created, &size);
   if (code == 0 && size != ek_dltensor_nbytes(tensor)) {
     r->host->error("RunError", "run '%s': openvino: tensor %zu has other elements than its model's",
                    r->name, at);
-    ov.ov_tensor_free(made);
+    ov.ov_tensor_free(created);
     return -1;
   }
   if (code == 0) {
     code = at < r->inputs
-               ? ov.ov_infer_request_set_input_tensor_by_index(request, at, made)
-               : ov.ov_infer_request_set_output_tensor_by_index(request, at - r->inputs, made);
+               ? ov.ov_infer_request_set_input_tensor_by_index(request, at, created)
+               : ov.ov_infer_request_set_output_tensor_by_index(request, at - r->inputs, created);
   }
   if (code != 0) fail(r->host, "RunError", "run", r->name);
-  if (made != NULL) ov.ov_tensor_free(made);
+  if (created != NULL) ov.ov_tensor_free(created);
   return code == 0 ? 0 : -1;
 }
 

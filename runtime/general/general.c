@@ -221,14 +221,14 @@ static void free_memory(const program *p, run *r) {
 /* Whether the processor has all of these abilities, by their names in docs/artifact-format.md. */
 static bool has_all(const char *const *names) {
   ek_object *function = ek_registry_get("ek.runtime.cpu_has");
-  bool found = function != NULL;
-  for (; found && *names != NULL; names++) {
+  bool is_found = function != NULL;
+  for (; is_found && *names != NULL; names++) {
     ek_value name = {EK_RAW_STR, 0, {0}}, answer = ek_value_none();
     name.v.ptr = (void *)(uintptr_t)*names;
-    found = ek_function_call(function, &name, 1, &answer) == 0 && answer.v.i64 == 1;
+    is_found = ek_function_call(function, &name, 1, &answer) == 0 && answer.v.i64 == 1;
   }
   if (function != NULL) ek_release(function);
-  return found;
+  return is_found;
 }
 
 typedef int (*stage_runner)(const run *, const stage *);
@@ -344,7 +344,7 @@ static int call(void *self, const ek_value *args, int32_t nargs, ek_value *ret) 
 __attribute__((visibility("default"))) int __tvm_ffi_kernel(void *self, const ek_value *args,
                                                             int32_t nargs, ek_value *ret) {
   ek_bytes bytes;
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   (void)self;
   if (nargs != 1 || !ek_string_borrow(&args[0], &bytes) || bytes.size < 16) {
     return ek_kernel_error("TypeError", "general kernel: the bytes of a program expected");
@@ -356,10 +356,10 @@ __attribute__((visibility("default"))) int __tvm_ffi_kernel(void *self, const ek
   }
   program *p = read_program(bytes.data, bytes.size);
   if (p == NULL) return ek_kernel_error("MemoryError", "general kernel: no memory");
-  if (ek_function_new(p, call, drop, &made) != 0) {
+  if (ek_function_new(p, call, drop, &object) != 0) {
     drop(p);
     return -1;
   }
-  *ret = ek_value_object(made);
+  *ret = ek_value_object(object);
   return 0;
 }

@@ -297,9 +297,9 @@ static inline float log_of(float x) {
   q = q * y + 2.000211873e-1f;
   q = q * y - 2.500000960e-1f;
   q = q * y + 3.333331260e-1f;
-  float made = whole * 0.693359375f + (y + (z * y * q - 0.5f * z - whole * 2.12194440e-4f));
-  if (!(x > 0)) made = x == 0 ? -INFINITY : NAN;
-  return x == INFINITY ? x : made;
+  float result = whole * 0.693359375f + (y + (z * y * q - 0.5f * z - whole * 2.12194440e-4f));
+  if (!(x > 0)) result = x == 0 ? -INFINITY : NAN;
+  return x == INFINITY ? x : result;
 }
 
 /* If one of two operands is NaN, the result is NaN. */

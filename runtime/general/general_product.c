@@ -170,19 +170,19 @@ static bool find_rows(const product *m, const int64_t *first, int64_t rows, bloc
 }
 
 /* The rows of a block, computed. */
-static void make_rows(const product *m, int64_t *at, int64_t rows, strip *R, char *made, block *b) {
+static void make_rows(const product *m, int64_t *at, int64_t rows, strip *R, char *text, block *b) {
   int64_t next[MAX_AXES], bytes = m->length * (m->is_bytes ? 2 : 4);
   for (int64_t i = 0; i < rows; i++) {
     memcpy(next, at, sizeof next);
-    b->from[i] = made + i * bytes;
-    left_row(m, next, R, made + i * bytes);
+    b->from[i] = text + i * bytes;
+    left_row(m, next, R, text + i * bytes);
     next_row(m, at);
   }
   b->at = m->in_order;
 }
 
 static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, char *made) {
+                          int64_t chunk, int64_t end, strip *R, char *text) {
   int64_t at[MAX_AXES] = {0};
   word out[MOST_ROWS * MOST_VECTORS * LANES] __attribute__((aligned(64)));
   block b;
@@ -192,7 +192,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
     base += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
   }
   place_role(m, first, ROWS, at);
-  if (!find_rows(m, at, rows, &b)) make_rows(m, at, rows, R, made, &b);
+  if (!find_rows(m, at, rows, &b)) make_rows(m, at, rows, R, text, &b);
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
     int64_t at_column = inside * m->per_word;
@@ -356,9 +356,9 @@ static int multiply(product *m) {
   find_same(&m->left);
   find_same(&m->right);
   lay_out(m);
-  int64_t made = m->tile == 0 ? m->batches * m->chunks * m->width * m->depth : 0;
+  int64_t result = m->tile == 0 ? m->batches * m->chunks * m->width * m->depth : 0;
   m->left_at = ek_workspace_alloc(m->depth * 3 * 8 + 8);
-  word *panels = m->left_at == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
+  word *panels = m->left_at == NULL ? NULL : ek_workspace_alloc(result * 4 + 64);
   int status = panels == NULL ? -1 : 0;
   if (status == 0) {
     m->right_at = m->left_at + m->depth;

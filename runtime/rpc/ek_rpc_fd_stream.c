@@ -8,11 +8,11 @@ static int read_all(void *self, void *data, size_t size) {
   const ek_rpc_fds *fds = self;
   char *at = data;
   while (size > 0) {
-    ssize_t got = read(fds->in, at, size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return -1;
-    at += got;
-    size -= (size_t)got;
+    ssize_t received = read(fds->in, at, size);
+    if (received < 0 && errno == EINTR) continue;
+    if (received <= 0) return -1;
+    at += received;
+    size -= (size_t)received;
   }
   return 0;
 }

@@ -15,16 +15,16 @@ enum { MAX_NAME = 255, RESERVE = 16 << 20, PAGES = 64 << 10 /* a multiple of any
 static char *joined(rpc_session *session, const ek_bytes *name) {
   const char *folder = session->options->folder;
   size_t length = strlen(folder);
-  char *made = malloc(length + name->size + 2);
-  if (made == NULL) {
+  char *text = malloc(length + name->size + 2);
+  if (text == NULL) {
     ek_error("MemoryError", "session: no memory for a path");
     return NULL;
   }
-  memcpy(made, folder, length);
-  made[length] = '/';
-  memcpy(made + length + 1, name->data, name->size);
-  made[length + 1 + name->size] = 0;
-  return made;
+  memcpy(text, folder, length);
+  text[length] = '/';
+  memcpy(text + length + 1, name->data, name->size);
+  text[length + 1 + name->size] = 0;
+  return text;
 }
 
 /* Whether a file of the session may have such a name: without folders, and not that of what comes. */
@@ -203,18 +203,18 @@ int rpc_list_files(rpc_session *session, rpc_field *fields, ek_value *result) {
   for (struct dirent *entry; code == 0 && (entry = readdir(open_folder)) != NULL;) {
     size_t length = strlen(entry->d_name);
     if (!is_name(entry->d_name, length)) continue;
-    ek_value *grown = rpc_grow(names, count, &room, sizeof *names);
-    if (grown != NULL) names = grown;
-    code = grown == NULL ? -1 : ek_string_new(EK_STR, entry->d_name, length, &names[count]);
+    ek_value *larger = rpc_grow(names, count, &room, sizeof *names);
+    if (larger != NULL) names = larger;
+    code = larger == NULL ? -1 : ek_string_new(EK_STR, entry->d_name, length, &names[count]);
     count += code == 0;
   }
   closedir(open_folder);
   if (count > 0) qsort(names, count, sizeof *names, by_name);
-  ek_object *made = NULL;
-  if (code == 0) code = ek_array_new(names, (int64_t)count, &made);
+  ek_object *object = NULL;
+  if (code == 0) code = ek_array_new(names, (int64_t)count, &object);
   for (size_t i = 0; i < count; i++) ek_value_release(&names[i]);
   free(names);
-  if (code == 0) *result = ek_value_object(made);
+  if (code == 0) *result = ek_value_object(object);
   return code;
 }
 

@@ -25,25 +25,25 @@ int rpc_export(rpc_session *session, const ek_value *value, uint64_t *handle) {
       return ek_error("MemoryError", "rpc: the client holds %d objects already", RPC_MAX_HANDLES);
     }
     size_t room = session->handle_capacity;
-    rpc_handle_slot *grown = rpc_grow(session->handles, session->handle_count, &room, sizeof *grown);
-    if (grown == NULL) return -1;
-    session->handles = grown;
+    rpc_handle_slot *larger = rpc_grow(session->handles, session->handle_count, &room, sizeof *larger);
+    if (larger == NULL) return -1;
+    session->handles = larger;
     session->handle_capacity = (uint32_t)room;
     index = session->handle_count++;
-    grown[index].generation = 0;
+    larger[index].generation = 0;
   }
   rpc_handle_slot *slot = &session->handles[index];
   slot->value = *value;
   slot->generation++;
   ek_value_retain(value);
   *handle = handle_at(session, index);
-  uint64_t *grown =
-      rpc_grow(session->exported, session->exported_count, &session->exported_room, sizeof *grown);
-  if (grown == NULL) {
+  uint64_t *larger =
+      rpc_grow(session->exported, session->exported_count, &session->exported_room, sizeof *larger);
+  if (larger == NULL) {
     rpc_release_handle(session, *handle);
     return -1;
   }
-  session->exported = grown;
+  session->exported = larger;
   session->exported[session->exported_count++] = *handle;
   return 0;
 }
@@ -94,10 +94,10 @@ static void release_client_function(void *self) {
   rpc_client_callback **link = &session->callbacks;
   while (*link != callback) link = &(*link)->next;
   *link = callback->next;
-  uint64_t *grown =
-      rpc_grow(session->dropped, session->dropped_count, &session->dropped_room, sizeof *grown);
-  if (grown != NULL) {
-    session->dropped = grown;
+  uint64_t *larger =
+      rpc_grow(session->dropped, session->dropped_count, &session->dropped_room, sizeof *larger);
+  if (larger != NULL) {
+    session->dropped = larger;
     session->dropped[session->dropped_count++] = callback->handle;
   }
   free(callback);
@@ -107,16 +107,16 @@ static void release_client_function(void *self) {
 /* A function that calls the client's. 0 or -1; '*out' owned. */
 int rpc_client_function(rpc_session *session, uint64_t handle, ek_value *out) {
   rpc_client_callback *callback = malloc(sizeof *callback);
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   if (callback == NULL) return ek_error("MemoryError", "rpc: no memory for a callback");
-  if (ek_function_new(callback, call_client_function, release_client_function, &made) != 0) {
+  if (ek_function_new(callback, call_client_function, release_client_function, &object) != 0) {
     free(callback);
     return -1;
   }
-  *callback = (rpc_client_callback){session, made, handle, session->callbacks};
+  *callback = (rpc_client_callback){session, object, handle, session->callbacks};
   session->callbacks = callback;
   session->refs++;
-  *out = ek_value_object(made);
+  *out = ek_value_object(object);
   return 0;
 }
 

@@ -208,30 +208,30 @@ static int number_of(const char *variable) {
 }
 
 /* The variables of this process that a session has, as 'made', which the caller frees. */
-static void keep_variables(char **made, const char **environment) {
+static void keep_variables(char **text, const char **environment) {
   for (size_t i = 0; i < COUNT(rpc_variables); i++) {
     const char *value = getenv(rpc_variables[i]);
     if (value == NULL) continue;
     size_t size = strlen(rpc_variables[i]) + strlen(value) + 2;
-    if ((made[i] = malloc(size)) == NULL) continue;
-    snprintf(made[i], size, "%s=%s", rpc_variables[i], value);
-    *environment++ = made[i];
+    if ((text[i] = malloc(size)) == NULL) continue;
+    snprintf(text[i], size, "%s=%s", rpc_variables[i], value);
+    *environment++ = text[i];
   }
 }
 
 /* The folders that such variables name, as parts of 'made', which the caller frees. */
-static void keep_folders(char **made, const char **readable) {
+static void keep_folders(char **text, const char **readable) {
   size_t size = 1, count = 0;
   for (int i = 0; i < RPC_FOLDER_VARIABLES; i++) {
     const char *value = getenv(rpc_variables[i]);
     size += value == NULL ? 0 : strlen(value) + 1;
   }
-  if ((*made = calloc(1, size)) == NULL) return;
+  if ((*text = calloc(1, size)) == NULL) return;
   for (int i = 0; i < RPC_FOLDER_VARIABLES; i++) {
     const char *value = getenv(rpc_variables[i]);
-    if (value != NULL) strcat(strcat(*made, value), ":");
+    if (value != NULL) strcat(strcat(*text, value), ":");
   }
-  for (char *at = *made; *at != 0 && count < MAX_FOLDERS; at += strlen(at) + 1) {
+  for (char *at = *text; *at != 0 && count < MAX_FOLDERS; at += strlen(at) + 1) {
     char *end = strchr(at, ':');
     if (end == NULL) break;
     *end = 0;

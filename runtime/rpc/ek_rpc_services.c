@@ -18,14 +18,14 @@ static char *copied(const ek_bytes *text) {
     ek_error("ValueError", "rpc: a name without zeros expected");
     return NULL;
   }
-  char *made = malloc(text->size + 1);
-  if (made == NULL) {
+  char *copy = malloc(text->size + 1);
+  if (copy == NULL) {
     ek_error("MemoryError", "rpc: no memory for a name");
     return NULL;
   }
-  memcpy(made, text->data, text->size);
-  made[text->size] = 0;
-  return made;
+  memcpy(copy, text->data, text->size);
+  copy[text->size] = 0;
+  return copy;
 }
 
 /* Functions and modules ------------------------------------------------------------------------ */
@@ -46,9 +46,9 @@ static char *entry_of(ek_object *module) {
   if (ek_module_names(module, &names) != 0) return NULL;
   const ek_array *array = (const ek_array *)(const void *)names;
   if (array->size == 1) ek_string_borrow(&array->data[0], &name);
-  char *made = copied(&name);
+  char *text = copied(&name);
   ek_release(names);
-  return made;
+  return text;
 }
 
 /* An owned function of a module, or of all for the handle 0; NULL in '*out' where there is none. */
@@ -68,9 +68,9 @@ static int find(rpc_session *session, const rpc_field *module, const ek_bytes *n
 }
 
 static int get_function(rpc_session *session, rpc_field *fields, ek_value *result) {
-  ek_object *found = NULL;
-  if (find(session, &fields[0], &fields[1].bytes, &found) != 0) return -1;
-  if (found != NULL) *result = ek_value_object(found);
+  ek_object *object = NULL;
+  if (find(session, &fields[0], &fields[1].bytes, &object) != 0) return -1;
+  if (object != NULL) *result = ek_value_object(object);
   return 0;
 }
 
@@ -145,9 +145,9 @@ static double time_repeat(ek_object *function, ek_object *prepare, char *flush, 
     if (seconds < 0) return -1;
     zeros += seconds == 0;
     if (seconds >= least || zeros >= fields[5].number) return seconds / (double)*number;
-    double wanted = seconds > 0 ? least / (seconds / (double)*number) + 1 : 0;
-    double grown = (double)*number * 1.618 + 1;
-    *number = (uint64_t)(wanted > grown ? wanted : grown);
+    double estimate = seconds > 0 ? least / (seconds / (double)*number) + 1 : 0;
+    double larger = (double)*number * 1.618 + 1;
+    *number = (uint64_t)(estimate > larger ? estimate : larger);
   }
 }
 
@@ -200,12 +200,12 @@ static int time_function(rpc_session *session, rpc_field *fields, ek_value *resu
 static int alloc_tensor(rpc_session *session, rpc_field *fields, ek_value *result) {
   (void)session;
   int64_t shape[EK_MAX_NDIM];
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   memcpy(shape, fields[0].bytes.data, fields[0].bytes.size);
-  if (ek_tensor_new(shape, fields[0].rank, fields[0].dtype, fields[0].device, &made) != 0) return -1;
-  const ek_dltensor *tensor = &((ek_tensor *)(void *)made)->dl;
+  if (ek_tensor_new(shape, fields[0].rank, fields[0].dtype, fields[0].device, &object) != 0) return -1;
+  const ek_dltensor *tensor = &((ek_tensor *)(void *)object)->dl;
   if (tensor->device.type == EK_CPU) memset(ek_dltensor_data(tensor), 0, ek_dltensor_nbytes(tensor));
-  *result = ek_value_object(made);
+  *result = ek_value_object(object);
   return 0;
 }
 
@@ -304,12 +304,12 @@ static int release(rpc_session *session, rpc_field *fields, ek_value *result) {
 /* Modules in files ------------------------------------------------------------------------------ */
 
 static int load(rpc_session *session, rpc_field *fields, ek_value *result) {
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   char *path = rpc_path_of(session, &fields[0].bytes);
   if (path == NULL) return -1;
-  int code = ek_module_load(path, &made);
+  int code = ek_module_load(path, &object);
   free(path);
-  if (code == 0) *result = ek_value_object(made);
+  if (code == 0) *result = ek_value_object(object);
   return code;
 }
 

@@ -107,11 +107,11 @@ static int take_type(rpc_reader *reader, rpc_field *out) {
 
 void *rpc_grow(void *array, size_t count, size_t *room, size_t item) {
   if (count < *room) return array;
-  size_t wanted = *room == 0 ? 8 : 2 * *room;
-  void *grown = realloc(array, wanted * item);
-  if (grown == NULL) ek_error("MemoryError", "rpc: no memory for %zu items", wanted);
-  else *room = wanted;
-  return grown;
+  size_t capacity = *room == 0 ? 8 : 2 * *room;
+  void *larger = realloc(array, capacity * item);
+  if (larger == NULL) ek_error("MemoryError", "rpc: no memory for %zu items", capacity);
+  else *room = capacity;
+  return larger;
 }
 
 static void drop_values(ek_value *values, int64_t count) {
@@ -126,10 +126,10 @@ static int take_values(rpc_reader *reader, int depth, uint32_t count, ek_value *
   ek_value *values = NULL;
   size_t room = 0;
   for (uint32_t i = 0; i < count; i++) {
-    ek_value *grown = rpc_grow(values, i, &room, sizeof *values);
+    ek_value *larger = rpc_grow(values, i, &room, sizeof *values);
     ek_value value = ek_value_none();
-    if (grown != NULL) values = grown;
-    if (grown == NULL || rpc_read_value(reader, depth, &value) != 0) {
+    if (larger != NULL) values = larger;
+    if (larger == NULL || rpc_read_value(reader, depth, &value) != 0) {
       drop_values(values, i);
       return -1;
     }
@@ -142,17 +142,17 @@ static int take_values(rpc_reader *reader, int depth, uint32_t count, ek_value *
 static int take_container(rpc_reader *reader, int depth, int32_t type, int32_t tag, uint32_t count,
                           ek_value *out) {
   ek_value *values = NULL;
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   if (take_values(reader, depth + 1, count, &values) != 0) return -1;
-  int code = ek_container_new(type, tag, values, count, &made);
+  int code = ek_container_new(type, tag, values, count, &object);
   drop_values(values, count);
-  if (code == 0) *out = ek_value_object(made);
+  if (code == 0) *out = ek_value_object(object);
   return code;
 }
 
 static int take_shape(rpc_reader *reader, ek_value *out) {
   uint32_t count = 0;
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   if (take_count(reader, 8, &count) != 0) return -1;
   ek_value *sizes = calloc(count + 1, sizeof *sizes);
   if (sizes == NULL) return ek_error("MemoryError", "rpc: no memory for %u sizes", count);
@@ -161,9 +161,9 @@ static int take_shape(rpc_reader *reader, ek_value *out) {
     take(reader, &size, 8);
     sizes[i] = ek_value_int(size);
   }
-  int code = ek_container_new(EK_SHAPE, 0, sizes, count, &made);
+  int code = ek_container_new(EK_SHAPE, 0, sizes, count, &object);
   free(sizes);
-  if (code == 0) *out = ek_value_object(made);
+  if (code == 0) *out = ek_value_object(object);
   return code;
 }
 
@@ -174,22 +174,22 @@ static int take_string(rpc_reader *reader, int32_t type, ek_value *out) {
 }
 
 static int take_number(rpc_reader *reader, int32_t type, size_t size, ek_value *out) {
-  ek_value found = ek_value_none();
-  if (take(reader, found.v.bytes, size) != 0) return -1;
-  if (type == EK_BOOL && found.v.i64 > 1) return rpc_frame_error("0 or 1 expected");
-  if (type == EK_DTYPE && check_dtype(found.v.dtype) != 0) return -1;
-  found.type_index = type;
-  *out = found;
+  ek_value value = ek_value_none();
+  if (take(reader, value.v.bytes, size) != 0) return -1;
+  if (type == EK_BOOL && value.v.i64 > 1) return rpc_frame_error("0 or 1 expected");
+  if (type == EK_DTYPE && check_dtype(value.v.dtype) != 0) return -1;
+  value.type_index = type;
+  *out = value;
   return 0;
 }
 
 static int take_yours(rpc_reader *reader, ek_value *out) {
   uint64_t handle = 0;
   if (take(reader, &handle, 8) != 0) return -1;
-  const ek_value *found = rpc_local_object(reader->session, handle);
-  if (found == NULL) return rpc_frame_error("no object has this handle");
-  ek_value_retain(found);
-  *out = *found;
+  const ek_value *value = rpc_local_object(reader->session, handle);
+  if (value == NULL) return rpc_frame_error("no object has this handle");
+  ek_value_retain(value);
+  *out = *value;
   return 0;
 }
 
@@ -310,10 +310,10 @@ void rpc_put(rpc_session *session, const void *data, size_t size) {
   }
   if (size > session->out_room - session->out_size) {
     size_t room = 2 * (session->out_size + size);
-    uint8_t *grown = realloc(session->out, room);
-    session->is_full = grown == NULL;
-    if (grown == NULL) return;
-    session->out = grown;
+    uint8_t *larger = realloc(session->out, room);
+    session->is_full = larger == NULL;
+    if (larger == NULL) return;
+    session->out = larger;
     session->out_room = room;
   }
   if (size > 0) memcpy(session->out + session->out_size, data, size);

@@ -165,9 +165,9 @@ static uint64_t limit(void) {
   return __atomic_load_n(&bytes_limit, __ATOMIC_RELAXED);
 }
 
-uint64_t ek_memory_limit(const uint64_t *wanted) {
+uint64_t ek_memory_limit(const uint64_t *new_limit) {
   uint64_t before = limit();
-  if (wanted != NULL) __atomic_store_n(&bytes_limit, *wanted, __ATOMIC_RELAXED);
+  if (new_limit != NULL) __atomic_store_n(&bytes_limit, *new_limit, __ATOMIC_RELAXED);
   return before;
 }
 

@@ -292,15 +292,15 @@ static void retire(ek_async *a) {
 
 /* Whether a task that has not ended writes these bytes. */
 static bool is_written(ek_async *a, const span *bytes) {
-  bool found = false;
+  bool is_found = false;
   ek_mutex_lock(&a->lock);
   set_of_tasks left = live(a);
-  for (int i; !found && (i = pop(&left)) >= 0;) {
+  for (int i; !is_found && (i = pop(&left)) >= 0;) {
     const task *t = &a->tasks[i];
-    found = overlap(bytes, 1, t->spans + t->n_reads, t->n_spans - t->n_reads);
+    is_found = overlap(bytes, 1, t->spans + t->n_reads, t->n_spans - t->n_reads);
   }
   ek_mutex_unlock(&a->lock);
-  return found;
+  return is_found;
 }
 
 static void set_issuing(ek_async *a, bool is_issuing) {

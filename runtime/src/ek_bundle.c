@@ -41,22 +41,22 @@ static int read_table(const unsigned char *bytes, size_t size, size_t *at, size_
 
 /* Fills 'made' with 'count' owned modules; what is there on failure is the caller's too. */
 static int load_parts(const unsigned char *bytes, size_t size, const unsigned char *rows,
-                      size_t count, ek_object **made) {
+                      size_t count, ek_object **object) {
   for (size_t i = 0; i < count; i++) {
     uint64_t offset = u64_at(rows + i * PAIR), length = u64_at(rows + i * PAIR + 8);
     if (offset % ALIGNMENT != 0 || offset > size || length > size - offset) {
       return wrong("a module lies outside of the bytes");
     }
-    if (load_one(bytes + offset, (size_t)length, &made[i]) != 0) return -1;
+    if (load_one(bytes + offset, (size_t)length, &object[i]) != 0) return -1;
   }
   return 0;
 }
 
-static int import_modules(const unsigned char *rows, size_t count, ek_object **made, size_t n) {
+static int import_modules(const unsigned char *rows, size_t count, ek_object **object, size_t n) {
   for (size_t i = 0; i < count; i++) {
     uint64_t importer = u64_at(rows + i * PAIR), imported = u64_at(rows + i * PAIR + 8);
     if (importer >= n || imported >= n) return wrong("an import names no module");
-    if (ek_module_import(made[importer], made[imported]) != 0) return -1;
+    if (ek_module_import(object[importer], object[imported]) != 0) return -1;
   }
   return 0;
 }
@@ -68,17 +68,17 @@ static int load_modules(const unsigned char *bytes, size_t size, ek_object **out
   const unsigned char *import_rows = bytes + at + 8;
   if (read_table(bytes, size, &at, &imports) != 0) return -1;
   if (parts == 0) return wrong("there is none");
-  ek_object **made = ek_alloc_or_error(parts * sizeof *made);
-  if (made == NULL) return -1;
-  memset(made, 0, parts * sizeof *made);
-  int code = load_parts(bytes, size, part_rows, parts, made);
-  if (code == 0) code = import_modules(import_rows, imports, made, parts);
+  ek_object **object = ek_alloc_or_error(parts * sizeof *object);
+  if (object == NULL) return -1;
+  memset(object, 0, parts * sizeof *object);
+  int code = load_parts(bytes, size, part_rows, parts, object);
+  if (code == 0) code = import_modules(import_rows, imports, object, parts);
   if (code == 0) {
-    *out = made[0];
-    made[0] = NULL;
+    *out = object[0];
+    object[0] = NULL;
   }
-  for (size_t i = 0; i < parts; i++) ek_object_release(made[i]);
-  ek_free(made);
+  for (size_t i = 0; i < parts; i++) ek_object_release(object[i]);
+  ek_free(object);
   return code;
 }
 

@@ -64,10 +64,10 @@ static void *items(reader *r, uint32_t n, size_t least, size_t size) {
     r->failed = true;
     return NULL;
   }
-  void *made = ek_alloc(n * size + 1);
-  if (made != NULL) memset(made, 0, n * size + 1);
+  void *memory = ek_alloc(n * size + 1);
+  if (memory != NULL) memset(memory, 0, n * size + 1);
   else r->failed = true;
-  return made;
+  return memory;
 }
 
 static void read_kernel(reader *r, device_kernel *k) {
@@ -118,16 +118,16 @@ static char *terminated(ek_bytes text) {
 
 /* Under the lock. */
 static int build(device_kernel *k, ek_device device, const ek_device_table *table) {
-  void *module = NULL, *made = NULL;
+  void *module = NULL, *memory = NULL;
   char *format = terminated(k->format), *name = terminated(k->name);
   int status = format == NULL || name == NULL ? -1 : 0;
   if (status == 0) status = table->load(device, format, name, k->code.data, k->code.size, &module);
-  if (status == 0) status = table->kernel(device, module, name, &made);
+  if (status == 0) status = table->kernel(device, module, name, &memory);
   ek_free(format);
   ek_free(name);
   if (status != 0) return -1;
   k->modules[device.id] = module;
-  __atomic_store_n(&k->built[device.id], made, __ATOMIC_RELEASE);
+  __atomic_store_n(&k->built[device.id], memory, __ATOMIC_RELEASE);
   return 0;
 }
 
@@ -198,7 +198,7 @@ static int fail(const device_kernel *k, const int64_t *status) {
 ** own place in the order; the second launch is told that number, and the thread that has it writes
 ** what its message shows. A kernel without a failure is launched once. */
 static int launch_checked(const device_kernel *k, ek_device device, const ek_device_table *table,
-                          void *made, ek_launch *launch, ek_launch_arg *given) {
+                          void *result, ek_launch *launch, ek_launch_arg *given) {
   int64_t status[STATUS_WORDS] = {0};
   int32_t first[2] = {NOBODY, -1};
   const ek_device host = {EK_CPU, 0};
@@ -209,7 +209,7 @@ static int launch_checked(const device_kernel *k, ek_device device, const ek_dev
   for (int turn = 0; turn < 2 && code == 0; turn++) {
     memcpy(status, first, sizeof first);
     code = ek_device_upload(status, host, memory, device, sizeof status);
-    if (code == 0) code = table->launch(device, NULL, made, launch);
+    if (code == 0) code = table->launch(device, NULL, result, launch);
     if (code == 0) code = table->copy(memory, device, status, host, sizeof status, NULL);
     if (code == 0) memcpy(first, status, sizeof first);
     if (code == 0 && first[0] == NOBODY) break;
@@ -235,11 +235,11 @@ static int call_kernel(void *self, const ek_value *args, int32_t nargs, ek_value
   if (table->load == NULL || table->kernel == NULL || table->launch == NULL) {
     return ek_error("DeviceError", "device '%s': its driver runs no code", table->name);
   }
-  void *made = built(f->code, k, device, table);
-  if (made == NULL) return -1;
+  void *memory = built(f->code, k, device, table);
+  if (memory == NULL) return -1;
   *ret = ek_value_int(0);
-  int status = k->n_checks != 0 ? launch_checked(k, device, table, made, &launch, given)
-                                : table->launch(device, NULL, made, &launch);
+  int status = k->n_checks != 0 ? launch_checked(k, device, table, memory, &launch, given)
+                                : table->launch(device, NULL, memory, &launch);
   return status != 0 ? -1 : ek_device_launched(table, device, args + GIVEN, nargs - GIVEN);
 }
 

@@ -197,11 +197,11 @@ static int engine_open(void *self, const ek_value *args, int32_t nargs, ek_value
 /* (engine, folder, name, code): a function. */
 static int engine_load(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_bytes text[4];
-  ek_object *made = NULL;
+  ek_object *object = NULL;
   (void)self;
   if (take_texts("ek.engine.load", args, nargs, 4, text) != 0) return -1;
-  if (load(text[0].data, text[1].data, text[2].data, text[3], &made) != 0) return -1;
-  *ret = ek_value_object(made);
+  if (load(text[0].data, text[1].data, text[2].data, text[3], &object) != 0) return -1;
+  *ret = ek_value_object(object);
   return 0;
 }
 

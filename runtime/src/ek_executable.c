@@ -711,8 +711,8 @@ static int executable_new(const char *source, file_object *file, const void *byt
     ek_release(&file->base);
     return -1;
   }
-  static uint64_t made;
-  e->number = __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+  static uint64_t result;
+  e->number = __atomic_add_fetch(&result, 1, __ATOMIC_RELAXED);
   e->file = &file->base;
   e->data = bytes;
   e->size = size;
@@ -818,9 +818,9 @@ static bool is_unbound(const ek_executable *e, int64_t index) {
 }
 
 static bool is_derived(const ek_executable *e, int64_t index) {
-  bool found = e->is_absent[index];
-  for (int32_t i = 0; i < e->n_derived; i++) found = found || e->derived[i].constant == index;
-  return found;
+  bool is_found = e->is_absent[index];
+  for (int32_t i = 0; i < e->n_derived; i++) is_found = is_found || e->derived[i].constant == index;
+  return is_found;
 }
 
 /* Refuse to link while a late-bound constant has no data. A derived constant has none either until
@@ -955,12 +955,12 @@ static int link_primitive(ek_executable *e, int32_t index, ek_object *image, ek_
 
 /* Whether the executable's file, or a constant on the host, lies at a guarded place. */
 static bool is_at_guard(const ek_executable *e, int32_t place) {
-  bool found = ek_guard_at(e->data) == place;
-  for (int32_t i = 0; i < e->n_constants && !found; i++) {
+  bool is_found = ek_guard_at(e->data) == place;
+  for (int32_t i = 0; i < e->n_constants && !is_found; i++) {
     const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[i])->dl;
-    found = data->device.type == EK_CPU && ek_guard_at(data->data) == place;
+    is_found = data->device.type == EK_CPU && ek_guard_at(data->data) == place;
   }
-  return found;
+  return is_found;
 }
 
 /* Forgets the guards of what has moved to devices: its places are free for other files. */
@@ -975,19 +975,19 @@ static void release_guards(ek_executable *e) {
 static int place_constant(ek_executable *e, int32_t index) {
   const ek_dltensor *data = &((ek_tensor *)(void *)e->constants[index])->dl;
   ek_device device = e->devices[e->places[index]];
-  ek_object *copy, *made;
+  ek_object *copy, *object;
   if (ek_device_same(data->device, device)) return 0;
   if (ek_tensor_copied(data, device, &copy) != 0) return -1;
-  int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &made);
+  int status = ek_tensor_strided(copy, &((ek_tensor *)(void *)copy)->dl, EK_DLPACK_READ_ONLY, &object);
   ek_release(copy);
   /* The file that it was copied from has been whole until now. */
   if (status == 0 && ek_executable_check_files(e) != 0) {
-    ek_release(made);
+    ek_release(object);
     status = -1;
   }
   if (status != 0) return -1;
   ek_release(e->constants[index]);
-  e->constants[index] = made;
+  e->constants[index] = object;
   release_guards(e);
   return 0;
 }
@@ -1005,24 +1005,24 @@ static int place_constants(ek_executable *e) {
 ** made of (weights transformed for Winograd's convolution are, four times), it takes no place in
 ** the file, but time at loading. */
 static int derive(ek_executable *e, const ek_derived *d, ek_object *const *linked) {
-  ek_object *old = e->constants[d->constant], *made;
+  ek_object *old = e->constants[d->constant], *object;
   const ek_dltensor *like = &((ek_tensor *)(void *)old)->dl;
   ek_value *args = ek_alloc_or_error(((size_t)d->n_inputs + 1) * sizeof *args), dropped;
   if (args == NULL) return -1;
-  int status = ek_tensor_new(like->shape, like->ndim, like->dtype, like->device, &made);
+  int status = ek_tensor_new(like->shape, like->ndim, like->dtype, like->device, &object);
   if (status == 0) {
     reader r = {NULL, NULL, d->inputs, d->inputs + 4 * (size_t)d->n_inputs, false};
     for (int32_t i = 0; i < d->n_inputs; i++) args[i] = ek_value_object(e->constants[u32(&r)]);
-    args[d->n_inputs] = ek_value_object(made);
+    args[d->n_inputs] = ek_value_object(object);
     dropped = ek_value_none();
     status = ek_function_call(linked[d->primitive], args, d->n_inputs + 1, &dropped);
     if (status == 0) ek_value_release(&dropped);
-    if (status != 0) ek_release(made);
+    if (status != 0) ek_release(object);
   }
   ek_free(args);
   if (status != 0) return -1;
-  ((ek_tensor *)(void *)made)->flags |= EK_DLPACK_READ_ONLY;
-  e->constants[d->constant] = made;
+  ((ek_tensor *)(void *)object)->flags |= EK_DLPACK_READ_ONLY;
+  e->constants[d->constant] = object;
   ek_release(old);
   return 0;
 }

@@ -76,9 +76,9 @@ int ek_field_get(const ek_object *object, const ek_field *field, ek_value *out) 
 /* Writing -------------------------------------------------------------------------------------- */
 
 static int wrong(const ek_object *object, const ek_field *field, const char *expected,
-                 const ek_value *got) {
+                 const ek_value *actual) {
   return ek_error("TypeError", "set field '%s' of '%s': %s expected, got %s", field->name,
-                  ek_type_key(object->type_index), expected, ek_value_type_name(got));
+                  ek_type_key(object->type_index), expected, ek_value_type_name(actual));
 }
 
 /* A number fits if it reads back the same. Fields are the low bytes of 64 bits, on little-endian

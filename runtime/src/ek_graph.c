@@ -74,13 +74,13 @@ static ek_device place_of(const graph *self, const ek_value *slot) {
 }
 
 /* Whether an earlier call made the tensor in a slot, for this shape and for nobody else. */
-static bool is_reusable(const ek_value *slot, const ek_dltensor *wanted, ek_device device) {
+static bool is_reusable(const ek_value *slot, const ek_dltensor *expected, ek_device device) {
   if (slot->type_index != EK_TENSOR || !ek_tensor_is_own(slot->v.obj)) return false;
   const ek_tensor *kept = (const ek_tensor *)(const void *)slot->v.obj;
   uint64_t counts = __atomic_load_n(&slot->v.obj->refs, __ATOMIC_ACQUIRE);
   return (uint32_t)counts == 1 && (kept->flags & EK_DLPACK_READ_ONLY) == 0 &&
          kept->owner != NULL && ek_storage_is_own(kept->owner) &&
-         ek_device_same(kept->dl.device, device) && has_shape_of(&kept->dl, wanted);
+         ek_device_same(kept->dl.device, device) && has_shape_of(&kept->dl, expected);
 }
 
 /* set_input(key, tensor): copies, to the device that the program takes it on. */
@@ -240,9 +240,9 @@ static int get_output(graph *self, const ek_value *args, int32_t nargs, ek_value
     return ek_error("IndexError", "get_output: the number of one of %lld outputs expected",
                     (long long)n);
   }
-  const ek_value *found = &self->outputs->data[args[0].v.i64];
+  const ek_value *value = &self->outputs->data[args[0].v.i64];
   if (nargs == 2) {
-    const ek_dltensor *from = ek_value_tensor(found), *to = ek_value_tensor(&args[1]);
+    const ek_dltensor *from = ek_value_tensor(value), *to = ek_value_tensor(&args[1]);
     if (from == NULL || to == NULL) {
       return ek_error("TypeError", "get_output: a tensor to write expected, got %s",
                       ek_value_type_name(&args[1]));
@@ -254,7 +254,7 @@ static int get_output(graph *self, const ek_value *args, int32_t nargs, ek_value
     }
     return ek_tensor_copy(from, to);
   }
-  *ret = *found;
+  *ret = *value;
   ek_value_retain(ret);
   return 0;
 }

@@ -341,9 +341,9 @@ static uint64_t end_of(const image *self, uint64_t offset, uint64_t text_size) {
 /* Write the symbols of the code to the map file that 'perf report' reads, if EKIDEN_PERF_MAP is
 ** set. */
 static void name_for_perf(const image *self, const header *h) {
-  const char *wanted = getenv("EKIDEN_PERF_MAP");
+  const char *setting = getenv("EKIDEN_PERF_MAP");
   char line[256];
-  if (wanted == NULL || strcmp(wanted, "1") != 0) return;
+  if (setting == NULL || strcmp(setting, "1") != 0) return;
   for (uint32_t i = 0; i < self->export_count; i++) {
     const image_export *item = &self->exports[i];
     uint64_t size = end_of(self, item->offset, h->text_size) - item->offset;

@@ -146,7 +146,7 @@ int ek_map_get(const ek_object *object, const ek_value *key, ek_value *out) {
                     "runtime");
   }
   bool is_own = object->deleter == map_deleter;
-  const ek_value *found = is_own ? lookup((const own_map *)(const void *)map, key) : scan(map, key);
-  if (found != NULL) *out = *found;
-  return found != NULL;
+  const ek_value *value = is_own ? lookup((const own_map *)(const void *)map, key) : scan(map, key);
+  if (value != NULL) *out = *value;
+  return value != NULL;
 }

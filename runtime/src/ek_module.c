@@ -111,21 +111,21 @@ static int get_own(ek_object *object, const char *name, ek_object **out) {
 ** many ways lead to it. The lock is not held while a module is asked, which may be code of others:
 ** the imports are retained for that long. */
 int ek_module_get(ek_object *object, const char *name, ek_object **out) {
-  ek_object *found = NULL, **below = NULL;
+  ek_object *result = NULL, **below = NULL;
   int32_t count = 0;
   if (check_module(object, "get function") != 0) return -1;
-  int code = get_own(object, name, &found);
-  if (code == 0 && found == NULL) {
+  int code = get_own(object, name, &result);
+  if (code == 0 && result == NULL) {
     ek_mutex_lock(&imports_lock);
     int status = retain_below((ek_module *)(void *)object, &below, &count);
     ek_mutex_unlock(&imports_lock);
     if (status != 0) return ek_error_memory((size_t)count * sizeof *below);
   }
-  for (int32_t i = 0; i < count && code == 0 && found == NULL; i++) {
-    code = get_own(below[i], name, &found);
+  for (int32_t i = 0; i < count && code == 0 && result == NULL; i++) {
+    code = get_own(below[i], name, &result);
   }
   drop_imports(below, count);
-  if (code == 0) *out = found;
+  if (code == 0) *out = result;
   return code;
 }
 

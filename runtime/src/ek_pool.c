@@ -169,20 +169,20 @@ static void watch_forks(void) { ek_on_fork(NULL, NULL, forget_workers); }
 static void start_workers(void) {
   static ek_once once = EK_ONCE_INIT;
   int cpus[MAX_THREADS];
-  int32_t size = most_asked > thread_count ? most_asked : thread_count, wanted = size - 1;
+  int32_t size = most_asked > thread_count ? most_asked : thread_count, num_workers = size - 1;
   is_started = true;
   ek_call_once(&once, watch_forks);
   int cores = ek_physical_cpus(cpus, MAX_THREADS);
   bool pinned = cores == size;
   if (own_cpu_count != 0) {
-    for (int32_t i = 0; i < wanted; i++) cpus[i + 1] = own_cpus[i % own_cpu_count];
+    for (int32_t i = 0; i < num_workers; i++) cpus[i + 1] = own_cpus[i % own_cpu_count];
     pinned = true;
   }
   idle_spins = size <= cores ? SPINS : SPINS_CROWDED;
-  slots = ek_buffer_alloc((size_t)wanted * SLOT_SIZE, &slots_actual);
+  slots = ek_buffer_alloc((size_t)num_workers * SLOT_SIZE, &slots_actual);
   if (slots == NULL) return;
-  memset(slots, 0, (size_t)wanted * SLOT_SIZE);
-  for (int32_t i = 0; i < wanted; i++) {
+  memset(slots, 0, (size_t)num_workers * SLOT_SIZE);
+  for (int32_t i = 0; i < num_workers; i++) {
     slot *own = slot_at(i);
     own->index = i + 1;
     own->workspace = ek_workspace_prepare();

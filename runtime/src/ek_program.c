@@ -77,18 +77,18 @@ static void delete_function(void *context) {
 
 /* Whether a program that names its devices itself runs on this one; any processor counts as the host. */
 static bool is_device_of(const ek_executable *e, const ek_value *value) {
-  bool found = value->type_index == EK_DEVICE && value->v.device.type == EK_CPU;
-  for (int32_t i = 0; i < e->n_devices && !found && value->type_index == EK_DEVICE; i++) {
-    found = ek_device_same(e->devices[i], value->v.device);
+  bool is_found = value->type_index == EK_DEVICE && value->v.device.type == EK_CPU;
+  for (int32_t i = 0; i < e->n_devices && !is_found && value->type_index == EK_DEVICE; i++) {
+    is_found = ek_device_same(e->devices[i], value->v.device);
   }
-  return found;
+  return is_found;
 }
 
 static int other_devices(const ek_executable *e, ek_device given) {
-  ek_device_name wanted = ek_device_describe(e->devices[e->n_devices - 1]);
-  ek_device_name got = ek_device_describe(given);
+  ek_device_name expected = ek_device_describe(e->devices[e->n_devices - 1]);
+  ek_device_name actual = ek_device_describe(given);
   return ek_error("InputError", "make graph executor: one of the %d devices of the program, as %s, "
-                  "expected, got %s", e->n_devices, wanted.text, got.text);
+                  "expected, got %s", e->n_devices, expected.text, actual.text);
 }
 
 /* Whether these are the host alone, and the program has other devices: which it would run on. */
@@ -103,7 +103,7 @@ static bool is_host_alone(const ek_executable *e, const ek_value *args, int32_t 
 static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
   const ek_executable *e = (const ek_executable *)(const void *)function->of->executable;
-  ek_object *made;
+  ek_object *object;
   if (nargs > e->n_devices) {
     return ek_error("InputError", "make graph executor: at most %d devices expected, got %d",
                     e->n_devices, nargs);
@@ -117,8 +117,8 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
     return other_devices(e, args[i].v.device);
   }
   if (is_host_alone(e, args, nargs)) return other_devices(e, args[0].v.device);
-  if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
-  *ret = ek_value_object(made);
+  if (ek_graph_new(function->of->executable, NULL, &object) != 0) return -1;
+  *ret = ek_value_object(object);
   return 0;
 }
 

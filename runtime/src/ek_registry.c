@@ -129,14 +129,14 @@ static int guard_files(void *self, const ek_value *args, int32_t nargs, ek_value
 /* (an open file, its size, which is not 0) -> a tensor of its bytes, which are mapped and guarded. */
 static int map_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_INT, EK_INT};
-  ek_object *made;
+  ek_object *object;
   (void)self;
   if (expect_args("ek.files.map", args, nargs, 2, types) != 0) return -1;
   if (args[0].v.i64 < 0 || args[0].v.i64 > INT32_MAX || args[1].v.i64 <= 0) {
     return ek_error("ValueError", "ek.files.map: an open file and a size above 0 expected");
   }
-  if (ek_file_tensor((int)args[0].v.i64, (size_t)args[1].v.i64, &made) != 0) return -1;
-  *ret = ek_value_object(made);
+  if (ek_file_tensor((int)args[0].v.i64, (size_t)args[1].v.i64, &object) != 0) return -1;
+  *ret = ek_value_object(object);
   return 0;
 }
 
@@ -203,8 +203,8 @@ static int memory_limit(void *self, const ek_value *args, int32_t nargs, ek_valu
   if (nargs > 1 || (nargs == 1 && (args[0].type_index != EK_INT || args[0].v.i64 < 0))) {
     return ek_error("TypeError", "ek.runtime.memory_limit: expected one int >= 0 or no argument");
   }
-  uint64_t wanted = nargs == 0 ? 0 : (uint64_t)args[0].v.i64;
-  *ret = ek_value_int((int64_t)ek_memory_limit(nargs == 0 ? NULL : &wanted));
+  uint64_t limit = nargs == 0 ? 0 : (uint64_t)args[0].v.i64;
+  *ret = ek_value_int((int64_t)ek_memory_limit(nargs == 0 ? NULL : &limit));
   return 0;
 }
 
@@ -271,12 +271,12 @@ static int reference_new(void *self, const ek_value *args, int32_t nargs, ek_val
   (void)self;
   if (nargs != 1) return ek_error("TypeError", "ek.reference.new: expected 1 argument");
   if (own_value("ek.reference.new", &args[0], &value) != 0) return -1;
-  ek_object *made = ek_vm_reference(value);
-  if (made == NULL) {
+  ek_object *object = ek_vm_reference(value);
+  if (object == NULL) {
     ek_value_release(&value);
     return -1;
   }
-  *ret = ek_value_object(made);
+  *ret = ek_value_object(object);
   return 0;
 }
 
@@ -433,11 +433,11 @@ static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_val
 /* A tensor of bytes, which stay as they are -> the executable that they are the file of. */
 static int of_tensor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   static const int32_t types[] = {EK_TENSOR};
-  ek_object *made;
+  ek_object *object;
   (void)self;
   if (expect_args("ek.executable.of_tensor", args, nargs, 1, types) != 0) return -1;
-  if (ek_executable_of_tensor(args[0].v.obj, &made) != 0) return -1;
-  *ret = ek_value_object(made);
+  if (ek_executable_of_tensor(args[0].v.obj, &object) != 0) return -1;
+  *ret = ek_value_object(object);
   return 0;
 }
 
@@ -576,10 +576,10 @@ static bool insert(int64_t at, const char *name, ek_object *function) {
 /* '*replaced' is what the caller must release, outside the lock: deleters may call us again. Errors
 ** are set there too, as the one that was pending goes then, and may be another library's. */
 static int set(const char *name, ek_object *function, int override, ek_object **replaced) {
-  bool found, has_room = true;
+  bool is_found, has_room = true;
   ek_mutex_lock(&lock);
-  int64_t at = place(name, &found);
-  if (!found) {
+  int64_t at = place(name, &is_found);
+  if (!is_found) {
     has_room = insert(at, name, function);
   } else if (override) {
     *replaced = entries[at].function;
@@ -588,7 +588,7 @@ static int set(const char *name, ek_object *function, int override, ek_object **
   }
   ek_mutex_unlock(&lock);
   if (!has_room) return ek_error_memory(strlen(name) + 1);
-  if (!found || override) return 0;
+  if (!is_found || override) return 0;
   return ek_error("ValueError", "register function '%s': the name is taken", name);
 }
 
@@ -612,11 +612,11 @@ static void add_builtins(void) {
 }
 
 static int remove_name(const char *name) {
-  bool found;
+  bool is_found;
   entry old = {NULL, NULL};
   ek_mutex_lock(&lock);
-  int64_t at = place(name, &found);
-  if (found) {
+  int64_t at = place(name, &is_found);
+  if (is_found) {
     old = entries[at];
     entry_count--;
     memmove(&entries[at], &entries[at + 1], (size_t)(entry_count - at) * sizeof(entry));
@@ -624,7 +624,7 @@ static int remove_name(const char *name) {
   ek_mutex_unlock(&lock);
   ek_object_release(old.function);
   ek_free(old.name);
-  return found ? 1 : 0;
+  return is_found ? 1 : 0;
 }
 
 int ek_registry_set(const char *name, ek_object *function, int override) {
@@ -641,12 +641,12 @@ int ek_registry_set(const char *name, ek_object *function, int override) {
 }
 
 ek_object *ek_registry_get(const char *name) {
-  bool found;
+  bool is_found;
   ek_object *function = NULL;
   ek_call_once(&builtins_once, add_builtins);
   ek_mutex_lock(&lock);
-  int64_t at = place(name, &found);
-  if (found) {
+  int64_t at = place(name, &is_found);
+  if (is_found) {
     function = entries[at].function;
     ek_retain(function);
   }

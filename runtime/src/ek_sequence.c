@@ -116,11 +116,11 @@ static int with_cells(const ek_value *sequence, int64_t count, ek_value rest, ek
   }
   for (int64_t i = count - 1; status == 0 && i >= 0; i--) {
     ek_value fields[2] = {cells[i]->fields[0], rest};
-    ek_object *made;
-    status = ek_adt_new(CONS, fields, 2, &made);
+    ek_object *object;
+    status = ek_adt_new(CONS, fields, 2, &object);
     if (status != 0) break;
     ek_value_release(&rest);
-    rest = ek_value_object(made);
+    rest = ek_value_object(object);
   }
   ek_free((void *)cells);
   if (status != 0) ek_value_release(&rest); else *ret = rest;
@@ -135,14 +135,14 @@ static const ek_value *skip(const ek_value *sequence, int64_t count) {
 
 static int sequence_insert(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   int64_t place;
-  ek_object *made;
+  ek_object *object;
   (void)self;
   if (expect("insert", nargs, 3) != 0) return -1;
   int64_t n = length_of("insert", &args[0]);
   if (n < 0 || read_place("insert", &args[2], n, n, &place) != 0) return -1;
   ek_value fields[2] = {args[1], *skip(&args[0], n - place)};
-  if (ek_adt_new(CONS, fields, 2, &made) != 0) return -1;
-  return with_cells(&args[0], n - place, ek_value_object(made), ret);
+  if (ek_adt_new(CONS, fields, 2, &object) != 0) return -1;
+  return with_cells(&args[0], n - place, ek_value_object(object), ret);
 }
 
 static int sequence_erase(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -212,9 +212,9 @@ static int join(const char *name, const ek_value *sequence, int64_t n, const int
   int64_t shape[MAX_RANK], strides[MAX_RANK];
   const ek_dltensor *first = host_tensor(name, &cell_of(sequence)->fields[0]);
   const ek_device cpu = {EK_CPU, 0};
-  ek_object *made;
-  if (ek_tensor_new(result, ndim, first->dtype, cpu, &made) != 0) return -1;
-  const ek_dltensor *whole = &((ek_tensor *)(void *)made)->dl;
+  ek_object *object;
+  if (ek_tensor_new(result, ndim, first->dtype, cpu, &object) != 0) return -1;
+  const ek_dltensor *whole = &((ek_tensor *)(void *)object)->dl;
   int64_t at = is_reversed ? 0 : result[axis];
   for (const ek_adt *cell = cell_of(sequence); cell != NULL; cell = cell_of(&cell->fields[1])) {
     const ek_dltensor *from = ek_value_tensor(&cell->fields[0]);
@@ -228,12 +228,12 @@ static int join(const char *name, const ek_value *sequence, int64_t n, const int
     }
     if (is_reversed) at += extent;
     if (ek_tensor_copy(from, &to) != 0) {
-      ek_release(made);
+      ek_release(object);
       return -1;
     }
   }
   (void)n;
-  *ret = ek_value_object(made);
+  *ret = ek_value_object(object);
   return 0;
 }
 
@@ -260,7 +260,7 @@ static int check_all(const char *name, const ek_value *sequence, int64_t n, int3
 static int sequence_stack(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   int64_t shape[MAX_RANK + 1], is_reversed, total;
   const ek_device cpu = {EK_CPU, 0};
-  ek_object *made;
+  ek_object *object;
   (void)self;
   if (expect("stack", nargs, 4) != 0 || read_int("stack", &args[3], &is_reversed) != 0) return -1;
   int64_t n = length_of("stack", &args[0]);
@@ -275,8 +275,8 @@ static int sequence_stack(void *self, const ek_value *args, int32_t nargs, ek_va
     int64_t rank = dims->shape[0];
     shape[0] = 0;
     memcpy(&shape[1], ek_dltensor_data(dims), (size_t)rank * sizeof *shape);
-    if (ek_tensor_new(shape, (int32_t)rank + 1, like->dtype, cpu, &made) != 0) return -1;
-    *ret = ek_value_object(made);
+    if (ek_tensor_new(shape, (int32_t)rank + 1, like->dtype, cpu, &object) != 0) return -1;
+    *ret = ek_value_object(object);
     return 0;
   }
   if (check_all("stack", &args[0], n, -1, &total) != 0) return -1;

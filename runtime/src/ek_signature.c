@@ -122,12 +122,12 @@ static int wrong(const look *at, const int64_t *type, const ek_value *value) {
 
 /* A symbol that must be 'wanted', as in another input. */
 static int conflicts(const look *at, const int64_t *type, const ek_value *value, int64_t symbol,
-                     int64_t wanted, int32_t shown) {
+                     int64_t expected, int32_t shown) {
   text message = {.size = 0};
   put_start(&message, at, type);
   put(&message, " with ");
   put_name(&message, at->executable->symbols[symbol].name);
-  put(&message, " = %lld", (long long)wanted);
+  put(&message, " = %lld", (long long)expected);
   if (shown != at->param) {
     put(&message, " as in input '");
     put_name(&message, name_of(at, shown));
@@ -256,17 +256,17 @@ static bool evaluate(const look *at, const ek_symbol *symbol, int64_t *out) {
 
 /* Says of a tensor of a parameter which of its dimensions is not as defined. */
 static int blame(look *at, const int64_t **type, const ek_value *value, int64_t symbol,
-                 int64_t wanted) {
+                 int64_t expected) {
   const int64_t *own = *type;
   *type = own + (own[0] == EK_TYPE_TENSOR ? 3 + own[2] : own[0] == EK_TYPE_TUPLE ? 2 : 1);
   for (int64_t i = 0; own[0] == EK_TYPE_TENSOR && i < own[2]; i++) {
-    if (own[3 + i] == -1 - symbol) return conflicts(at, own, value, symbol, wanted, at->param);
+    if (own[3 + i] == -1 - symbol) return conflicts(at, own, value, symbol, expected, at->param);
   }
   if (own[0] != EK_TYPE_TUPLE) return 0;
   int32_t place = at->depth++;
   for (int64_t i = 0; i < own[1]; i++) {
     at->path[place] = (int32_t)i;
-    if (blame(at, type, &fields_of(value, own[1])[i], symbol, wanted) != 0) return -1;
+    if (blame(at, type, &fields_of(value, own[1])[i], symbol, expected) != 0) return -1;
   }
   at->depth--;
   return 0;
@@ -276,12 +276,12 @@ static int check_definitions(look *at) {
   const ek_executable *e = at->executable;
   for (int32_t i = 0; i < e->n_symbols; i++) {
     const ek_symbol *symbol = &e->symbols[i];
-    int64_t wanted;
+    int64_t expected;
     if (symbol->n_words == 0 || at->seen[i].size == UNSEEN) continue;
-    if (!evaluate(at, symbol, &wanted) || wanted == at->seen[i].size) continue;
+    if (!evaluate(at, symbol, &expected) || expected == at->seen[i].size) continue;
     const int64_t *type = at->function->type;
     for (at->param = 0; at->param < at->function->n_params; at->param++) {
-      if (blame(at, &type, &at->args[at->param], i, wanted) != 0) return -1;
+      if (blame(at, &type, &at->args[at->param], i, expected) != 0) return -1;
     }
   }
   return 0;

@@ -36,8 +36,8 @@ static int storage_fill(ek_storage *storage, size_t size, size_t alignment) {
                     EK_CPU_DEVICES - 1, device.id);
   }
   /* Buffers of a page and more are aligned to pages. */
-  size_t wanted = alignment > 64 && size < MAX_ALIGNMENT ? MAX_ALIGNMENT : size;
-  storage->data = ek_device_buffer_alloc(device.id, wanted, &storage->size);
+  size_t padded_size = alignment > 64 && size < MAX_ALIGNMENT ? MAX_ALIGNMENT : size;
+  storage->data = ek_device_buffer_alloc(device.id, padded_size, &storage->size);
   return storage->data == NULL ? ek_error_memory(size) : 0;
 }
 
