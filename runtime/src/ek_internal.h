@@ -23,6 +23,9 @@
 #define EK_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #endif
 
+/* For functions that few programs call, or that calls enter once: made small, and not inlined. */
+#define EK_COLD __attribute__((cold, noinline))
+
 /* ek_object.c ---------------------------------------------------------------------------------- */
 
 /* A zeroed object of 'size' bytes, header included, with one strong reference; NULL with a

@@ -23,7 +23,7 @@ typedef struct ek_reference {
   ek_adt *cell;                            /* owned; its field changes under the lock */
   uint32_t lock;                           /* atomic: 1 while somebody reads or writes */
   uint64_t known_to;                       /* number of the executable whose registers can hold it */
-  uint64_t entered;                        /* number of the call that it was last an argument of */
+  uint64_t entered;                        /* atomic: number of the last call it was an argument of */
 } ek_reference;
 
 /* Return address of a call. */

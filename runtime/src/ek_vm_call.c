@@ -128,8 +128,8 @@ typedef struct parameter {
 /* The function whose parameters say where the arguments of a call go, and in '*skipped' how many
 ** parameters it has before them. A function that does nothing but call its first argument, a closure
 ** of this executable, takes the others where that closure's function does. */
-static const ek_vm_function *placing_function(const ek_vm *vm, const ek_vm_function *f,
-                                              const ek_value *args, int32_t *skipped) {
+EK_COLD static const ek_vm_function *placing_function(const ek_vm *vm, const ek_vm_function *f,
+                                                      const ek_value *args, int32_t *skipped) {
   const ek_executable *e = vm->executable;
   *skipped = 0;
   if (e->n_devices == 1 || f->n_params == 0 || args[0].type_index != EK_CLOSURE ||
@@ -162,7 +162,7 @@ static int own_on_device(ek_vm *vm, const parameter *p, const ek_value *value,
 
 /* An array of arguments as a tuple: other languages know arrays. This recurses on C's stack, hence
 ** the bound: an array may hold itself. */
-static int own_array(ek_vm *vm, const parameter *p, const ek_array *array, int depth,
+EK_COLD static int own_array(ek_vm *vm, const parameter *p, const ek_array *array, int depth,
                      ek_value *to) {
   ek_object *tuple;
   if (depth == MAX_NESTING) {

@@ -706,7 +706,7 @@ static void reference_deleter(void *self, int flags) {
   if (flags & EK_DELETE_MEMORY) ek_free(self);
 }
 
-static void lock_reference(ek_reference *reference) {
+EK_COLD static void lock_reference(ek_reference *reference) {
   for (int spins = 0; __atomic_exchange_n(&reference->lock, 1, __ATOMIC_ACQUIRE) != 0; spins++) {
     if (spins < 100) ek_pause();
     else ek_thread_yield();
@@ -731,7 +731,7 @@ ek_object *ek_vm_reference(ek_value value) {
 }
 
 /* Returns the cell's value, owned, and the executable that wrote it. */
-static ek_value read_reference(ek_reference *reference, uint64_t *from) {
+EK_COLD static ek_value read_reference(ek_reference *reference, uint64_t *from) {
   lock_reference(reference);
   ek_value value = reference->cell->fields[0];
   *from = reference->known_to;
@@ -745,72 +745,70 @@ ek_value ek_vm_reference_read(ek_object *object) {
   return read_reference((ek_reference *)(void *)object, &from);
 }
 
-void ek_vm_reference_write(ek_object *object, ek_value value, uint64_t from) {
-  ek_reference *reference = (ek_reference *)(void *)object;
+/* Replaces the cell's value by '*value', which it takes over; leaves in '*value' the old one, or the
+** new one where 'expected' is not NULL and the cell holds another object. */
+EK_COLD static void exchange(ek_reference *reference, ek_value *value, const ek_object *expected,
+                             uint64_t from) {
+  ek_value *held = &reference->cell->fields[0];
   lock_reference(reference);
-  ek_value old = reference->cell->fields[0];
-  reference->cell->fields[0] = value;
-  reference->known_to = from;
+  if (expected == NULL || (held->type_index >= EK_OBJECT && held->v.obj == expected)) {
+    ek_value old = *held;
+    *held = *value;
+    *value = old;
+    reference->known_to = from;
+  }
   unlock_reference(reference);
-  ek_value_release(&old);
+  ek_value_release(value);
+}
+
+void ek_vm_reference_write(ek_object *object, ek_value value, uint64_t from) {
+  exchange((ek_reference *)(void *)object, &value, NULL, from);
 }
 
 /* AllocRef dst value */
 int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_object *reference = ek_vm_reference(ek_value_none());
-  if (reference == NULL) return -1;
-  ek_vm_reference_write(reference, fetch(R, ek_AllocRef_value(pc)), vm->executable->number);
-  set_object(&R[ek_AllocRef_dst(pc)], reference);
+  ek_object *object = ek_vm_reference(ek_value_none());
+  if (object == NULL) return -1;
+  ek_reference *reference = (ek_reference *)(void *)object; /* nobody else has it yet: no lock */
+  reference->cell->fields[0] = fetch(R, ek_AllocRef_value(pc));
+  reference->known_to = vm->executable->number;
+  set_object(&R[ek_AllocRef_dst(pc)], object);
   return 0;
 }
 
-/* Stores what a value read from a reference was converted to for a program, unless the reference was
-** written meanwhile. */
-static void store_converted(ek_reference *reference, const ek_object *before, const ek_value *value,
-                            uint64_t known_to) {
-  ek_value old = ek_value_none(), *held = &reference->cell->fields[0];
-  lock_reference(reference);
-  if (held->type_index >= EK_OBJECT && held->v.obj == before) {
-    old = *held;
-    *held = *value;
-    ek_value_retain(held);
-    reference->known_to = known_to;
-  }
-  unlock_reference(reference);
-  ek_value_release(&old);
+/* Converts a value that was read from a reference for a device of the program, and stores what it
+** became there, unless the reference was written meanwhile. 0 or -1. */
+EK_COLD static int own_held(ek_vm *vm, ek_reference *reference, ek_value *value, ek_device device,
+                            int depth) {
+  const ek_object *before = value->v.obj;
+  if (value->type_index < EK_OBJECT) return 0;
+  if (ek_vm_own_nested(vm, value, device, depth) != 0) return -1;
+  ek_value stored = *value;
+  ek_value_retain(&stored);
+  exchange(reference, &stored, before, vm->executable->number);
+  return 0;
 }
 
 /* Convert a value that another program or the host wrote to a reference to a form that registers of
 ** this program can hold. The converted value is stored back, so this happens once. In a program of
 ** several devices the place of a reference is known where it enters (ek_vm_enter_reference); what is
 ** written later is checked where it is used (ek_vm_check_places). */
-static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
+EK_COLD static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
   const ek_executable *e = vm->executable;
-  const ek_object *before = value->v.obj;
-  if (value->type_index < EK_OBJECT || e->n_devices != 1) return 0;
-  if (ek_vm_own_data(vm, value, e->devices[0]) != 0) return -1;
-  store_converted(reference, before, value, e->number);
-  return 0;
+  return e->n_devices != 1 ? 0 : own_held(vm, reference, value, e->devices[0], 0);
 }
 
-int ek_vm_enter_reference(ek_vm *vm, ek_object *object, ek_device device, int depth) {
+EK_COLD int ek_vm_enter_reference(ek_vm *vm, ek_object *object, ek_device device, int depth) {
   ek_reference *reference = (ek_reference *)(void *)object;
-  const ek_executable *e = vm->executable;
-  if (e->n_devices == 1) return 0;
-  lock_reference(reference);
+  uint64_t from, call = vm->call;
   /* Marked first: a reference may hold data that leads back to it. */
-  bool is_entered = reference->entered == vm->call;
-  reference->entered = vm->call;
-  ek_value value = reference->cell->fields[0];
-  ek_value_retain(&value);
-  unlock_reference(reference);
-  const ek_object *before = value.v.obj;
-  int status = 0;
-  if (!is_entered && value.type_index >= EK_OBJECT) {
-    /* What this program wrote too: references in it may have been written by others. */
-    status = ek_vm_own_nested(vm, &value, device, depth);
-    if (status == 0) store_converted(reference, before, &value, e->number);
+  if (vm->executable->n_devices == 1 ||
+      __atomic_exchange_n(&reference->entered, call, __ATOMIC_RELAXED) == call) {
+    return 0;
   }
+  /* What this program wrote, too: references in it may have been written by others. */
+  ek_value value = read_reference(reference, &from);
+  int status = own_held(vm, reference, &value, device, depth);
   ek_value_release(&value);
   return status;
 }
