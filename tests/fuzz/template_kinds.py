@@ -72,7 +72,7 @@ def _literal(rng: Random) -> str:
 
 
 def _expression(rng: Random, kind: str = "A", depth: int = 0) -> str:
-    """Return an expression, mostly of the wanted type, of five levels at most."""
+    """Return an expression, mostly of the wanted type, of three levels at most."""
 
     def inner(match: re.Match[str]) -> str:
         if match.start() and match.string[match.start() - 1] in "%:":
@@ -80,7 +80,7 @@ def _expression(rng: Random, kind: str = "A", depth: int = 0) -> str:
         wanted = match.group() if rng.random() < 0.97 else "A"
         return f"({_expression(rng, wanted, depth + 1)})"
 
-    if depth > 4 or rng.random() < 0.15 * depth:
+    if depth > 2 or rng.random() < 0.3 * depth:
         leaves = {
             "T": TEXTS[:9],
             "N": (_literal(rng),),
@@ -95,12 +95,12 @@ def _expression(rng: Random, kind: str = "A", depth: int = 0) -> str:
 
 def _statements(rng: Random, depth: int = 0) -> str:
     """Return statements, whose loops and macros nest."""
-    return "".join(_statement(rng, depth) for _ in range(1 + rng.randrange(3)))
+    return "".join(_statement(rng, depth) for _ in range(1 + rng.randrange(2)))
 
 
 def _statement(rng: Random, depth: int) -> str:
     def body() -> str:
-        return _statements(rng, depth + 1) if depth < 3 else f"{{{{ {_expression(rng)} }}}}"
+        return _statements(rng, depth + 1) if depth < 2 else f"{{{{ {_expression(rng)} }}}}"
 
     match rng.randrange(12):
         case 0 | 1 | 2:

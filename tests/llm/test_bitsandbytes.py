@@ -76,6 +76,18 @@ def test_upper_bits_come_first_and_blocks_have_scales() -> None:
     np.testing.assert_array_equal(weight.values(), [[2, 4, 6], [8, 50, 60]])
 
 
+def test_a_block_may_be_longer_than_its_weight() -> None:
+    sizes = {"blocksize": 2**61, "nested_blocksize": 2**62, "nested_offset": 1.0, "shape": [2, 3]}
+    tensors = packed_by_hand() | {
+        f"{NAME}.absmax": np.array([3], np.uint8),
+        f"{NAME}.nested_absmax": np.array([2], np.float32),
+        f"{NAME}.nested_quant_map": np.arange(256, dtype=np.float32),
+        STATE: np.frombuffer(json.dumps(sizes).encode(), np.uint8),
+    }
+    weight = with_decoded_weights(Raw(tensors, CONFIG))[NAME]
+    np.testing.assert_array_equal(weight.values(), [[7, 14, 21], [28, 35, 42]])
+
+
 def test_int8_has_scales_of_rows() -> None:
     base = NAME.removesuffix("weight")
     tensors = {

@@ -85,7 +85,7 @@ def _decode_table(name: str, state: Mapping[str, Any], arrays: Arrays) -> Weight
             f" fit a shape {tuple(shape)} in blocks of {block}"
         )
     codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[:count]
-    values = table[codes] * np.repeat(scales, block)[:count]
+    values = table[codes] * _repeat_scales(scales, block, count)
     return Weight.of(name, values.reshape(shape))
 
 
@@ -101,5 +101,10 @@ def _block_scales(name: str, state: Mapping[str, Any], arrays: Arrays) -> NDArra
     scales = np.asarray(arrays("weight.nested_absmax"), np.float32).reshape(-1)
     if table.shape != (256,) or len(scales) != -(-len(stored) // block):
         raise LoadError(f"'{name}': {len(scales)} scales of {len(stored)} scales do not fit")
-    scaled = table[stored] * np.repeat(scales, block)[: len(stored)]
+    scaled = table[stored] * _repeat_scales(scales, block, len(stored))
     return np.asarray(scaled + np.float32(offset), np.float32)
+
+
+def _repeat_scales(scales: NDArray[np.float32], block: int, num_values: int) -> NDArray[np.float32]:
+    """Return the scale of each value; a block may be longer than all values together."""
+    return np.repeat(scales, min(block, num_values))[:num_values]
