@@ -91,7 +91,9 @@ def _graphs() -> list[Any]:
 
 def _mutate_nodes(nodes: Any, rng: Random) -> None:  # noqa: ANN401
     """Change one or two numbers of a repeated field of NodeDefs to extreme ones."""
-    setters = [s for node in nodes for value in node.attr.values() for s in _setters(value)]
+    # The order of a protobuf map differs between processes.
+    values = [node.attr[name] for node in nodes for name in sorted(node.attr)]
+    setters = [setter for value in values for setter in _setters(value)]
     for change in rng.sample(setters, min(len(setters), rng.choice((1, 1, 2)))):
         change(extreme(rng), rng)
 

@@ -75,6 +75,8 @@ LARGE_TEMPLATES = {
     "tabs": "{{ ('\t' * 1000).expandtabs(1000000) }}",
     "indented lines": "{{ ('a\n' * 1000) | indent(1000000) }}",
     "indented JSON": "{{ messages | tojson(indent=100000000) }}",
+    "indented objects": "{{ range | tojson(indent=10000000000) }}",
+    "separators of JSON": "{{ ([1] * 9999) | tojson(separators=('a' * 99999, ':')) }}",
     "replacements": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
     "separators": "{{ ('b' * 100000).join('a' * 10000) }}",
     "translated characters": "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",

@@ -335,8 +335,9 @@ def charge_json(budget: TemplateBudget, value: object, rest: Sequence[Any]) -> N
     """Charge a value's serialization."""
     charge_slow(budget, value, ())
     size = budget.measure(value)
-    indentation = _widths(rest) * budget.nesting(value)
-    budget.charge(1, 2 * size + size // ELEMENT_BYTES * indentation)
+    indentation = _widths(rest) * (1 + budget.nesting(value))
+    separators = sum(budget.measure(item) for item in rest if _is_container(item))
+    budget.charge(1, 2 * size + (1 + size // ELEMENT_BYTES) * (indentation + separators))
 
 
 def charge_rounding(budget: TemplateBudget, value: object, rest: Sequence[Any]) -> None:
