@@ -97,3 +97,10 @@ def test_adapters_are_settings_of_a_model(tmp_path: Path) -> None:
     path.write_text('[text]\ncheckpoint = "c"\n[text.adapters]\npoet = "../poet"\n')
     expected = TextConfig(checkpoint="c", adapters={"poet": "../poet"})
     assert read_model_config(path) == ModelConfig(text=expected)
+
+
+def test_a_conversation_that_is_too_long_is_refused_by_its_tokens(server: Running) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}
+    answer = server.ask("POST", "/v1/chat/completions", body)
+    assert answer.status == 400
+    assert "tokens leave no place in a context of 512" in answer.json["error"]["message"]

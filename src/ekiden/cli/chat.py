@@ -151,7 +151,7 @@ class Chat:
             self.note(str(error))
             return
         if answer.finish == "length":
-            self.note("the answer is cut: it has no place left")
+            self.note("the answer is cut: it has reached --max-tokens or the context")
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
 

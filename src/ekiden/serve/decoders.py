@@ -143,6 +143,7 @@ class DecoderTextModel:
                 grammar = model.grammar(conversation.pattern, conversation.marks)
         else:
             tokens = model.encode(request.prompt)
+        model.check_prompt(tokens)  # else a prompt that is too long is a wrong number of tokens
         settings = self._to_llm_sampling(len(tokens), sampling, grammar, request.adapter)
         stream = model.engine.prepare(tokens, settings)
         with self._lock:
