@@ -637,7 +637,8 @@ def _parse_class(node: ast.ClassDef, source: ScriptSource, scope: Mapping[str, o
                     member, "a module has functions under @T.prim_func, and I.relay(text)"
                 )
     module = relay.parse(functions) if relay.text else IRModule(functions)
-    return IRModule(module.functions, module.type_definitions, {**module.attrs, **attrs.values})
+    merged: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
+    return IRModule(merged, module.type_definitions, {**module.attrs, **attrs.values})
 
 
 __all__ = ["FunctionParser", "ScriptSource", "from_source", "parse_function"]
