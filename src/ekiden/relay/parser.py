@@ -636,6 +636,13 @@ def _read_metadata(source: SourceText, text: str) -> Entries:
         source.raise_parse_error(start, f"the meta data cannot be read: {error}")
 
 
-IRModule.relay_reader = staticmethod(parse)
+def _read_script_text(
+    data: str, source_name: str = "text", init_module: IRModule | None = None
+) -> IRModule:
+    """Parse the Relay text of a script, whose loop programs `init_module` holds."""
+    return parse(data, source_name, init_module)
+
+
+IRModule.relay_reader = staticmethod(_read_script_text)
 
 __all__ = ["fromtext", "parse", "parse_expr"]
