@@ -240,7 +240,8 @@ def test_killed_worker_is_reported_with_its_kernel(slow_workers: list[WorkerProc
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(
-        CompileError, match=r"a worker process was ended by SIGKILL at the kernel fused_nn_conv2d"
+        CompileError,
+        match=r"a worker process was ended by SIGKILL at the kernel fused_nn_\w*conv2d",
     ):
         exe.wait(NEVER)
     assert exe(X).shape == (2, 16)
@@ -252,7 +253,7 @@ def test_worker_that_does_not_answer_is_reported_with_its_kernel(
     monkeypatch.setenv("EKIDEN_KERNEL_TIMEOUT", "0.05")
     exe = quick()
     with pytest.raises(
-        CompileError, match=r"gave no answer within 0\.05 s at the kernel fused_nn_conv2d"
+        CompileError, match=r"gave no answer within 0\.05 s at the kernel fused_nn_\w*conv2d"
     ):
         exe.wait(NEVER)
     assert exe(X).shape == (2, 16)

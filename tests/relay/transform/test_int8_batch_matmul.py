@@ -44,9 +44,9 @@ def batched(
     return IRModule.from_expr(relay.Function([x, y], relay.nn.batch_matmul(*wide)))
 
 
-def product_of(module: IRModule) -> Call:
-    """The one product behind the pass, for a processor."""
-    transformed = ProductPrecision(Target.parse("llvm -mcpu=x86-64-v3"))(InferType()(module))
+def product_of(module: IRModule, processor: str = "x86-64-v3") -> Call:
+    """Return the one product that the pass leaves for a processor."""
+    transformed = ProductPrecision(Target.parse(f"llvm -mcpu={processor}"))(InferType()(module))
     calls = [
         e
         for e in post_order(InferType()(FoldConstant()(transformed))["main"])
@@ -57,9 +57,13 @@ def product_of(module: IRModule) -> Call:
 
 
 @pytest.mark.quick
-def test_static_sizes_use_int8_dot_products() -> None:
-    result = product_of(batched("int8", "uint8", ((2, 9, 8), (2, 7, 8)), (3, 5)))
-    assert [a.checked_type.dtype for a in result.args] == ["uint8", "int8"]
+@pytest.mark.parametrize(
+    ("processor", "dtypes"),
+    [("cascadelake", ["uint8", "int8"]), ("x86-64-v3", ["int16", "int16"])],
+)
+def test_static_sizes_use_integer_products(processor: str, dtypes: list[str]) -> None:
+    module = batched("int8", "uint8", ((2, 9, 8), (2, 7, 8)), (3, 5))
+    assert [a.checked_type.dtype for a in product_of(module, processor).args] == dtypes
 
 
 @pytest.mark.quick

@@ -143,7 +143,8 @@ def pack_integer_batch_matmul(call: Call, target: Target) -> RelayExpr:
         weight = infer_local_type(op.cast(weight, WIDENED_DTYPE))
     if tensor_dtype(weight) == WIDENED_DTYPE:
         product = paired_sizes(product, WIDENED_DTYPE)
-    word = DOT_WORD_BY_DTYPE[tensor_dtype(weight)]
+    weight_dtype = tensor_dtype(weight)
+    word = DOT_WORD_BY_DTYPE[weight_dtype]
     tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     if attrs.transpose_a:
         data = infer_local_type(op.transpose(data, (0, 2, 1)))
@@ -155,14 +156,14 @@ def pack_integer_batch_matmul(call: Call, target: Target) -> RelayExpr:
         weight = infer_local_type(op.transpose(weight, (0, 2, 1)))
     missing, none = -depth % word, (0, 0)
     if missing:
-        zeros = [Constant(np.zeros((), tensor_dtype(side))) for side in (data, weight)]
+        zeros = [Constant(np.zeros((), dtype)) for dtype in (tensor_dtype(data), weight_dtype)]
         data = op.nn.pad(data, (none, none, (0, missing)), zeros[0])
         weight = op.nn.pad(weight, (none, none, (0, missing)), zeros[1])
     depth += missing
     # The batch is packed as the groups of one pointwise convolution.
     plain = op.reshape(weight, (count * units, depth, 1, 1))
     kind_by_dtype = {"int8": "group_conv2d_u8s8", WIDENED_DTYPE: "group_conv2d_u8s16"}
-    packed = op.nn.contrib_pack_weight(plain, kind_by_dtype[tensor_dtype(weight)], tile, count)
+    packed = op.nn.contrib_pack_weight(plain, kind_by_dtype[weight_dtype], tile, count)
     packed = op.reshape(packed, (count, -(-units // tile), depth // word, tile, word))
     product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
     return product_call.with_fields(span=call.span)
