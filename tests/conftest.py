@@ -20,10 +20,12 @@ import pytest
 
 import seeding
 from ekiden import tir
+from ekiden.ir.intrinsic_rules import RULE_ATTR
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.op.strategy import COMPUTE_ATTR, SCHEDULE_ATTR, STRATEGY_ATTR
 from ekiden.tir import transform
 from fake_drivers import disposable_cuda, disposable_cuda_devices, fake_cuda, fake_cuda_libraries
 from hang_reports import (
@@ -131,21 +133,28 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["EKIDEN_CACHE_DIR"]
 
 
-USER_RULES = ("FTVMStrategy", "FTVMCompute", "FTVMSchedule", "llvm.FLowerIntrinsic",
-              "c.FLowerIntrinsic", "default.FLowerIntrinsic")  # fmt: skip
-"""Tables of rules that users alone register; with one for an operator, its kernels have other names
-and are compiled in this process."""
+def user_rules() -> dict[str, dict[str, object]]:
+    """Return the rules of operators that users alone register, by table: with one for an operator,
+    its kernels have other names and are compiled in this process.
+    """
+    tables = (STRATEGY_ATTR, COMPUTE_ATTR, SCHEDULE_ATTR)
+    return {
+        name: dict(rules)
+        for name, rules in OP_ATTRS.items()
+        if name in tables or name.endswith(f".{RULE_ATTR}")
+    }
 
 
 @pytest.fixture(autouse=True)
 def registered_rules() -> Iterator[None]:
     """Implementations and lowering rules that a test registers end with it: the next one compares
     its kernels with those of another process, or counts on workers that compile them."""
-    before = {name: dict(OP_ATTRS.get(name, {})) for name in USER_RULES}
+    before = user_rules()
     yield
-    for name, rules in before.items():
-        if OP_ATTRS.get(name, {}) != rules:
-            OP_ATTRS[name] = rules
+    after = user_rules()
+    if after != before:
+        for name in after:
+            OP_ATTRS[name] = before.get(name, {})
 
 
 class RoundTrip:

@@ -68,7 +68,7 @@ def test_registered_rules_lower_intrinsics_of_device_code() -> None:
 
 def test_rules_of_a_target_are_part_of_the_key_of_its_kernels() -> None:
     # None is left of the tests above: a rule of one test would rename the kernels of the next.
-    assert lowering_rules_key("llvm") == ""
+    assert lowering_rules_key("llvm") == lowering_rules_key("cuda") == ""
     register_op_attr("tir.softsign", "TCallEffectKind", tir.CallEffectKind.Pure)
     register_intrin_lowering("tir.softsign", "llvm", f=lambda call: tir.const(1.0))
     assert lowering_rules_key("llvm").startswith("rules ")

@@ -1,4 +1,4 @@
-"""State-space layers (Mamba 1 and 2, Falcon-Mamba): what a text has said is a state of fixed size.
+"""State-space layers (Mamba 1 and 2, Falcon-Mamba), which keep a state of fixed size per text.
 
     window = (window, x)[-K:]           y = silu(sum(weight * window) + bias)
     state = exp(dt * A) * state + dt * B * x        y = sum(C * state) + D * x

@@ -37,11 +37,7 @@ from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs
 from ekiden.relay.packing.common import num_rows, panel_width, static_shape, tensor_dtype
 from ekiden.relay.transform.language.scope_tree import infer_local_type
 from ekiden.target import Target
-from ekiden.topi.nn.weight_packing import (
-    DOT_WORD_BY_DTYPE,
-    DOT_WORD_CHANNELS,
-    pack_weight,
-)
+from ekiden.topi.nn.weight_packing import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS, pack_weight
 
 DENSE_PACK_FAMILY = "dense_pack"
 
