@@ -220,7 +220,7 @@ def state_space_layer(
         mixed = op.add(mixed, const(bias))
     mixed = bind(f"mixed_{n}", silu(mixed))
 
-    rates = -np.exp(_parameter(layers, f"{prefix}A_log", sizes))
+    rates = -np.exp(_log_decay_rates(layers, f"{prefix}A_log", sizes))
     skip = layers.read_vector(f"{prefix}D", sizes.heads or inner)
     if sizes.heads:
         values = slice_axis(mixed, 0, inner, 1)
@@ -269,7 +269,7 @@ def state_space_layer(
     return out, written
 
 
-def _parameter(layers: DecoderLayers, name: str, sizes: StateSpaceConfig) -> np.ndarray:
+def _log_decay_rates(layers: DecoderLayers, name: str, sizes: StateSpaceConfig) -> np.ndarray:
     """Return the logarithms of the decay rates: [inner, size], or [heads]."""
     shape = (sizes.heads,) if sizes.heads else (sizes.inner, sizes.size)
     return dequantize(layers.read_weight(name, shape))
