@@ -302,22 +302,11 @@ class Analyzer(CanonicalForm):
 
         A node that no rule matches is in its canonical form where that is shorter.
         """
-        return RewriteSimplifier(self).simplify_expr(prim.convert(expr))
+        return RewriteSimplifier(self, self.modular_set).simplify_expr(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
         """Return the canonical form, TVM's name for `simplify`."""
         return self.simplify(expr)
-
-    def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
-        """Return an equal expression in canonical form; equal linear expressions have equal forms.
-
-        One step reaches it; `steps` is TVM's.
-        """
-        del steps
-        expr = prim.convert(expr)
-        if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._bound_values):
-            return expr
-        return self._poly_to_expr(self._to_poly(expr), expr.dtype)
 
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Return whether two integer expressions are provably equal. Nothing is ever known of

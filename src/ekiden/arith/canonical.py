@@ -52,6 +52,7 @@ from ekiden.ir.prim import (
     SizeVar,
     Sub,
     Var,
+    convert,
 )
 from ekiden.ir.prim_visitor import (
     children,
@@ -106,6 +107,17 @@ class CanonicalForm(RuleWalker[Poly], MixedRadixRecombiner):
         """
         del strength
         return poly.constant_value(self._to_poly(condition)) == 1
+
+    def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
+        """Return an equal expression in canonical form; equal linear expressions have equal forms.
+
+        One step reaches it; `steps` is TVM's.
+        """
+        del steps
+        expr = convert(expr)
+        if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._bound_values):
+            return expr
+        return self._poly_to_expr(self._to_poly(expr), expr.dtype)
 
     @property
     def size(self) -> int:

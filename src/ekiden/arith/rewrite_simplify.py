@@ -9,11 +9,10 @@ expressions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ekiden.arith import poly, ramp_broadcast
-from ekiden.arith.canonical import is_index_dtype
+from ekiden.arith.canonical import CanonicalForm, is_index_dtype
 from ekiden.arith.poly import CONSTANT_MONOMIAL
+from ekiden.arith.ramp_broadcast import ModularSetOf
 from ekiden.arith.rewrite_rules import REWRITE_FORMS, REWRITE_RULES
 from ekiden.arith.rule_engine import RuleSet, RuleWalker, fold_constant_call
 from ekiden.ir import prim
@@ -33,9 +32,6 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, is_same_expr, post_order, rebuild
 
-if TYPE_CHECKING:
-    from ekiden.arith.analyzer import Analyzer
-
 MAX_REWRITES = 2_000
 """Maximum number of rule results per expression: rules that undo each other in several
 subexpressions at once would grow exponentially with the depth."""
@@ -43,22 +39,23 @@ _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 
 
 class RewriteSimplifier(RuleWalker[PrimExpr]):
-    """Rewrite simplifier under the knowledge of an Analyzer: a form is an expression, and its own
-    form.
+    """Rewrite simplifier under the knowledge of a canonical form: a form is an expression, and its
+    own form.
     """
 
     rules = RuleSet(*REWRITE_FORMS, *REWRITE_RULES, written_first=True)
     max_rewrite_depth = 32
 
-    def __init__(self, analyzer: Analyzer) -> None:
+    def __init__(self, canonical: CanonicalForm, modular_set: ModularSetOf) -> None:
         super().__init__()
-        self._known = analyzer
+        self._known = canonical
+        self._modular_set = modular_set
         self._result: PrimExpr | None = None
         """The result of the rule that is under way."""
         self._num_rewrites = 0
 
     def can_prove(self, condition: PrimExpr) -> bool:
-        """Return whether the analyzer proves the condition of a rule."""
+        """Return whether the canonical form proves the condition of a rule."""
         return self._known.can_prove(condition)
 
     def simplify_expr(self, expr: PrimExpr) -> PrimExpr:
@@ -104,7 +101,7 @@ class RewriteSimplifier(RuleWalker[PrimExpr]):
             return rewritten
         changed = fold_constant_call(e)
         if changed is None:
-            changed = ramp_broadcast.fold_vector_op(e, self._known.modular_set)
+            changed = ramp_broadcast.fold_vector_op(e, self._modular_set)
         if changed is None and (not is_result or isinstance(e, _COMPARISONS)):
             changed = self._shorter_canonical_form(e)
         return e if changed is None else self._form_of_result(changed)
