@@ -20,14 +20,11 @@ import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ek
 from ekiden._lazy import attach
 
 if TYPE_CHECKING:
-    from ekiden.autotvm.measure.measure import (
-        MeasureErrorNo,
-        MeasureInput,
-        MeasureResult,
-        measure_option,
-    )
+    from ekiden.autotvm.measure.measure import MeasureErrorNo, MeasureInput, MeasureResult
     from ekiden.autotvm.measure.measure_methods import LocalBuilder, LocalRunner, RPCRunner
-    from ekiden.autotvm.task.dispatcher import ApplyConfig, DispatchContext, FallbackContext
+    from ekiden.autotvm.measure.option import measure_option
+    from ekiden.autotvm.task.dispatch_context import DispatchContext, FallbackContext
+    from ekiden.autotvm.task.dispatcher import ApplyConfig
     from ekiden.autotvm.task.dispatcher import ApplyHistoryBest as apply_graph_best  # noqa: N813
     from ekiden.autotvm.task.dispatcher import ApplyHistoryBest as apply_history_best  # noqa: N813
     from ekiden.autotvm.task.space import ConfigEntity, ConfigSpace
@@ -70,7 +67,8 @@ if not TYPE_CHECKING:
             "measure": "LocalBuilder LocalRunner MeasureErrorNo MeasureInput MeasureResult "
             "RPCRunner measure_option",
             "task.space": "ConfigEntity ConfigSpace",
-            "task.dispatcher": "ApplyConfig DispatchContext FallbackContext "
+            "task.dispatch_context": "DispatchContext FallbackContext",
+            "task.dispatcher": "ApplyConfig "
             "apply_history_best:ApplyHistoryBest apply_graph_best:ApplyHistoryBest",
             "task.task": "create get_config register_topi_compute register_topi_schedule template",
             "": "callback:ekiden.autotvm.tuner.callback",

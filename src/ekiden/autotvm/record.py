@@ -18,7 +18,6 @@ import numpy as np
 
 from ekiden import __version__
 from ekiden.autotvm.measure.measure import MeasureInput, MeasureResult
-from ekiden.autotvm.task.dispatcher import ApplyHistoryBest
 from ekiden.autotvm.task.space import ConfigEntity
 from ekiden.autotvm.task.task import Task
 from ekiden.runtime.errors import LoadError
@@ -27,7 +26,6 @@ from ekiden.target import Target
 from ekiden.tune.records import Best, parse_record, serialize_record
 
 __all__ = [
-    "ApplyHistoryBest",
     "decode",
     "encode",
     "load_from_buffer",

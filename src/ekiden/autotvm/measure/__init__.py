@@ -10,11 +10,8 @@ if TYPE_CHECKING:
         Builder,
         MeasureErrorNo,
         MeasureInput,
-        MeasureOption,
         MeasureResult,
         Runner,
-        create_measure_batch,
-        measure_option,
     )
     from ekiden.autotvm.measure.measure_methods import (
         LocalBuilder,
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
         RPCRunner,
         request_remote,
     )
+    from ekiden.autotvm.measure.option import MeasureOption, create_measure_batch, measure_option
 
 __all__ = [
     "Builder",
@@ -42,8 +40,8 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(
         __name__,
         {
-            "measure": "Builder MeasureErrorNo MeasureInput MeasureOption MeasureResult Runner "
-            "create_measure_batch measure_option",
+            "measure": "Builder MeasureErrorNo MeasureInput MeasureResult Runner",
             "measure_methods": "LocalBuilder LocalRunner RPCRunner request_remote",
+            "option": "MeasureOption create_measure_batch measure_option",
         },
     )

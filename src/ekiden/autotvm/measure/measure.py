@@ -1,33 +1,23 @@
-"""Measure inputs, results and options, and the base classes of builders and runners."""
+"""Measure inputs and results, and the base classes of builders and runners."""
 
 from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ekiden._lazy import LazyModule
-from ekiden.runtime.errors import InputError
-from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.measure import Outcome
-
-if TYPE_CHECKING:
-    from ekiden.autotvm.measure import measure_methods
-else:  # whose classes are those of this module
-    measure_methods = LazyModule("ekiden.autotvm.measure.measure_methods")
 
 __all__ = [
     "Builder",
     "MeasureErrorNo",
     "MeasureInput",
-    "MeasureOption",
     "MeasureResult",
     "Runner",
-    "create_measure_batch",
-    "measure_option",
+    "candidate_of",
 ]
 
 
@@ -130,47 +120,6 @@ class Runner:
     ) -> Sequence[MeasureResult]:
         """Return the measure results of built inputs."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class MeasureOption:
-    """Measure option: a builder and a runner."""
-
-    builder: Builder
-    runner: Runner
-
-    def __getitem__(self, name: str) -> object:
-        return getattr(self, name)
-
-
-def measure_option(builder: Builder | str, runner: Runner | str) -> MeasureOption:
-    """Return a measure option; "local" selects this machine. Raises InputError for anything
-    else.
-    """
-    built = measure_methods.LocalBuilder() if builder == "local" else builder
-    run = measure_methods.LocalRunner() if runner == "local" else runner
-    if not isinstance(built, Builder) or not isinstance(run, Runner):
-        raise InputError(
-            f"measure_option: a builder and a runner expected, got {builder!r}, {runner!r}"
-        )
-    return MeasureOption(built, run)
-
-
-MeasureBatch: TypeAlias = Callable[[Sequence[MeasureInput]], Sequence[MeasureResult]]
-
-
-def create_measure_batch(task: Any, option: MeasureOption) -> MeasureBatch:  # noqa: ANN401  a Task
-    """Return a function that measures a batch of inputs of a task; its `n_parallel` is the batch
-    size.
-    """
-    option.builder.set_task(task, option.runner.get_build_kwargs())
-    option.runner.set_task(task)
-
-    def measure_batch(measure_inputs: Sequence[MeasureInput]) -> Sequence[MeasureResult]:
-        return option.runner.run(measure_inputs, option.builder.build(measure_inputs))
-
-    measure_batch.n_parallel = max(option.builder.n_parallel, 8)  # type: ignore[attr-defined]
-    return measure_batch
 
 
 def candidate_of(inp: MeasureInput) -> Candidate:

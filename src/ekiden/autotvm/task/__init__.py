@@ -6,12 +6,8 @@ import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ek
 from ekiden._lazy import attach
 
 if TYPE_CHECKING:
-    from ekiden.autotvm.task.dispatcher import (
-        ApplyConfig,
-        ApplyHistoryBest,
-        DispatchContext,
-        FallbackContext,
-    )
+    from ekiden.autotvm.task.dispatch_context import DispatchContext, FallbackContext
+    from ekiden.autotvm.task.dispatcher import ApplyConfig, ApplyHistoryBest
     from ekiden.autotvm.task.relay_integration import (
         extract_from_multiple_program,
         extract_from_program,
@@ -55,7 +51,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "space": "ConfigEntity ConfigSpace FallbackConfigEntity",
-            "dispatcher": "ApplyConfig ApplyHistoryBest DispatchContext FallbackContext",
+            "dispatch_context": "DispatchContext FallbackContext",
+            "dispatcher": "ApplyConfig ApplyHistoryBest",
             "task": "Task args_to_workload create deserialize_args get_config "
             "register_topi_compute register_topi_schedule serialize_args template",
             "relay_integration": "extract_from_multiple_program extract_from_program",

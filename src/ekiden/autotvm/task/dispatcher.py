@@ -1,70 +1,26 @@
-"""Dispatch contexts, which select the configuration of a template: a fallback, a fixed one, or the
-best of logs.
-"""
+"""Dispatch contexts that select a fixed configuration, or the best of logs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from contextvars import ContextVar, Token
 from io import TextIOBase
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden._lazy import LazyModule
 from ekiden.autotvm.measure.measure import MeasureInput, MeasureResult
-from ekiden.autotvm.task.space import FallbackConfigEntity
+from ekiden.autotvm.record import load_from_buffer, load_from_file
+from ekiden.autotvm.task.dispatch_context import DispatchContext, Workload
 from ekiden.compiler.options import use_records
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.tune.records import Best, Records
 from ekiden.tune.schedule_templates import Config
 
-if TYPE_CHECKING:
-    from ekiden.autotvm import record
-else:  # which makes tasks, whose templates ask contexts
-    record = LazyModule("ekiden.autotvm.record")
+__all__ = ["ApplyConfig", "ApplyHistoryBest"]
 
-__all__ = ["ApplyConfig", "ApplyHistoryBest", "DispatchContext", "FallbackContext"]
-
-Workload: TypeAlias = tuple[object, ...]
 LogSource: TypeAlias = "str | os.PathLike[str] | TextIOBase | Iterable[Any]"
-
-
-class DispatchContext:
-    """Base class of dispatch contexts; `query` returns a workload's configuration on a target."""
-
-    _outer: DispatchContext | None = None
-    _token: Token[DispatchContext] | None = None
-
-    @staticmethod
-    def current_context() -> DispatchContext:
-        """Return the innermost active context."""
-        return _CURRENT.get()
-
-    def query(self, target: TargetLike | None, workload: Workload) -> Config:
-        """Return the configuration of a workload from this context or an enclosing one."""
-        config = self._query_inside(target, workload)
-        if config is None:
-            config = (self._outer or _FALLBACK).query(target, workload)
-        return config
-
-    def update(self, target: TargetLike, workload: Workload, cfg: Config) -> None:
-        """Set the configuration of a workload."""
-        raise NotImplementedError(f"{type(self).__name__} takes no configurations")
-
-    def _query_inside(self, target: TargetLike | None, workload: Workload) -> Config | None:
-        raise NotImplementedError
-
-    def __enter__(self) -> DispatchContext:
-        self._outer = _CURRENT.get()
-        self._token = _CURRENT.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._token is not None, "the context was entered"
-        _CURRENT.reset(self._token)
 
 
 class ApplyConfig(DispatchContext):
@@ -81,21 +37,6 @@ class ApplyConfig(DispatchContext):
     def update(self, target: TargetLike, workload: Workload, cfg: Config) -> None:
         """Set the configuration."""
         self.workload, self._config = workload, cfg
-
-
-class FallbackContext(DispatchContext):
-    """Fallback context without tuning records: every knob of a template has its first value."""
-
-    def __init__(self) -> None:
-        self.memory: dict[tuple[str, Workload], Config] = {}
-
-    def query(self, target: TargetLike | None, workload: Workload) -> Config:
-        """Return the configuration set by `update`, or a fallback."""
-        return self.memory.get((str(target), workload)) or FallbackConfigEntity()
-
-    def update(self, target: TargetLike, workload: Workload, cfg: Config) -> None:
-        """Set the configuration of a workload."""
-        self.memory[str(target), workload] = cfg
 
 
 class ApplyHistoryBest(DispatchContext):
@@ -168,9 +109,9 @@ class _NamedWorkload:
 def _iter_log_pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]]:  # noqa: ANN401  LogSource
     """Yield the (input, result) pairs of logs, which may be nested."""
     if isinstance(records, (str, os.PathLike)):
-        yield from record.load_from_file(records)
+        yield from load_from_file(records)
     elif isinstance(records, TextIOBase):
-        yield from record.load_from_buffer(records)
+        yield from load_from_buffer(records)
     elif isinstance(records, tuple) and records and isinstance(records[0], MeasureInput):
         yield records
     else:
@@ -179,5 +120,3 @@ def _iter_log_pairs(records: Any) -> Iterable[tuple[MeasureInput, MeasureResult]
 
 
 _SET_BY_USER = MeasureResult((0.0,), 0, 0.0, 0.0)
-_FALLBACK = FallbackContext()
-_CURRENT: ContextVar[DispatchContext] = ContextVar("dispatch", default=_FALLBACK)

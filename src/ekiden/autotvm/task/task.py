@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ekiden import tune
-from ekiden.autotvm.task.dispatcher import DispatchContext
+from ekiden.autotvm.task.dispatch_context import DispatchContext
 from ekiden.autotvm.task.space import ConfigEntity, ConfigSpace
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import InputError

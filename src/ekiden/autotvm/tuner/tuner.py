@@ -15,14 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ekiden.autotvm.measure.measure import (
-    MeasureInput,
-    MeasureOption,
-    MeasureResult,
-    candidate_of,
-    create_measure_batch,
-)
+from ekiden.autotvm.measure.measure import MeasureInput, MeasureResult, candidate_of
 from ekiden.autotvm.measure.measure_methods import MeasurerRunner
+from ekiden.autotvm.measure.option import MeasureOption, create_measure_batch
 from ekiden.autotvm.task.space import ConfigEntity, ConfigSpace
 from ekiden.autotvm.task.task import Task
 from ekiden.autotvm.tuner.callback import Callback
