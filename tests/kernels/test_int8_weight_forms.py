@@ -140,6 +140,27 @@ def test_int16_weights_pay_for_many_rows_where_no_instruction_multiplies_bytes()
     assert not are_int16_weights_faster(unknown, Target("llvm -mcpu=x86-64-v3"))
 
 
+@pytest.mark.parametrize("rows", [3, 40, None])
+@pytest.mark.parametrize("spread", [30, 128])
+def test_matrix_registers_take_bytes_where_vectors_widen_them(
+    rows: int | None, spread: int
+) -> None:
+    """A processor may be told to leave its dot products of vectors, and keeps those of matrices."""
+    text = "llvm -mcpu=sapphirerapids -mattr=-avx512vnni,-avxvnni"
+    rng = np.random.default_rng(spread)
+    w = rng.integers(-spread, spread, (67, 36)).astype("int8")
+    x = relay.var("x", shape=(relay.Any() if rows is None else rows, 36), dtype="uint8")
+    body = relay.nn.dense(x, relay.const(w), out_dtype="int32")
+    module = ekiden.IRModule.from_expr(relay.Function([x], body))
+    executable = ekiden.compile(module, text)
+    if not Target.parse(text).serves(Target.host()):
+        return  # code for it is all that this machine tells
+    for m in (rows,) if rows else (1, 40):
+        data = rng.integers(0, 256, (m, 36)).astype("uint8")
+        want = data.astype("int64") @ w.T.astype("int64")
+        np.testing.assert_array_equal(executable(data).numpy(), want)
+
+
 @pytest.mark.parametrize("text", MADD_TARGETS)
 def test_compiled_model_of_int16_weights_matches_interpreter(text: str) -> None:
     """Both forms of a product are in the program: 64 rows, and one row."""

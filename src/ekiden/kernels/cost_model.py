@@ -64,6 +64,8 @@ USABLE_L3_BANDWIDTH = 0.6
 """Fraction of the L3 bandwidth that a tile may use per step."""
 REREAD_L3_BANDWIDTH = 0.2
 """Fraction of the L3 bandwidth that repeated reads may take before blocks of k pay."""
+MAX_VECTOR_ROWS = 4
+"""Rows up to which AMX is no faster than vectors: reading the panel dominates."""
 MIN_K_BLOCK = 192
 """Minimum steps of k per block: a block reloads and stores partial sums."""
 
@@ -286,8 +288,7 @@ def choose_panel_width(product: MatmulSizes, target: Target) -> int:
     columns, 1.5 by 48, 1.7 by 64; from L3 1.6, 1.1, 1.1).
     """
     lanes = target.lanes("float32")
-    matrix_unit = MATRIX_DOT_BY_DATA.get(product.dtype)
-    if matrix_unit is not None and target.has(matrix_unit.feature):
+    if has_matrix_unit(product.dtype, target):
         bytes_ = AMX_WORD_BYTES * (product.depth or 0) * 2 * AMX_LANES
         return clamp_panel_width(
             (4 if 2 * bytes_ <= target.l1 // 2 else 2) * AMX_LANES, product, target
@@ -322,8 +323,24 @@ def are_int16_sums_faster(listed: int, depth: int, target: Target) -> bool:
 
 
 def widens_bytes(target: Target) -> bool:
-    """Return whether a target multiplies bytes as pairs of int16, to which they are widened."""
-    return step_cost("uint8", target) is WIDENED_PAIRS_STEP
+    """Return whether a target multiplies bytes as pairs of int16, to which they are widened.
+
+    Matrix registers multiply the bytes themselves, whatever vectors do.
+    """
+    return step_cost("uint8", target) is WIDENED_PAIRS_STEP and not has_matrix_unit("uint8", target)
+
+
+def has_matrix_unit(dtype: str, target: Target) -> bool:
+    """Return whether a target has matrix registers for products of data of a dtype."""
+    products = MATRIX_DOT_BY_DATA.get(dtype)
+    return products is not None and target.has(products.feature)
+
+
+def fills_matrix_unit(product: MatmulSizes) -> bool:
+    """Return whether a product has rows enough for matrix registers: few are bound by reading each
+    panel once, which these do not speed up.
+    """
+    return product.rows is None or product.rows > MAX_VECTOR_ROWS
 
 
 def are_int16_weights_faster(product: MatmulSizes, target: Target) -> bool:
@@ -506,6 +523,8 @@ __all__ = [
     "can_hide_prefetches",
     "choose_panel_width",
     "exceeds_associativity",
+    "fills_matrix_unit",
+    "has_matrix_unit",
     "is_balanced",
     "max_register_rows",
     "panel_width_knob",

@@ -33,6 +33,7 @@ from ekiden.kernels.cost_model import (
     LoopBlocking,
     can_hide_prefetches,
     choose_panel_width,
+    fills_matrix_unit,
     max_register_rows,
     panel_width_knob,
     tile_rows,
@@ -92,8 +93,6 @@ CACHE_LINE_F32_WORDS = 16
 """Four-byte words per cache line."""
 MAX_NARROW_TILE_ROWS = 12
 """Maximum tile rows on the narrow last panel."""
-MAX_VECTOR_ROWS = 4
-"""Rows up to which AMX is no faster than vectors: reading the panel dominates."""
 K_UNROLL_FACTORS = (1, 2, 4)
 """Domain of the unroll factor of k."""
 
@@ -351,8 +350,7 @@ def default_decision(anchor: te.Tensor, target: Target, fixed: Overrides) -> Dec
         if sizes.dtype != "bfloat16"
         else BF16_PAIR_FEATURE
     )
-    # Few rows are bound by reading each panel once, which tile registers do not speed up.
-    if matrices is not None and (sizes.rows is None or sizes.rows > MAX_VECTOR_ROWS):
+    if matrices is not None and fills_matrix_unit(sizes):
         dot = matrices
     if chosen.setdefault("dot", dot) in MATRIX_DOT_FEATURES:
         return _amx_decision(anchor, target, chosen, sizes)

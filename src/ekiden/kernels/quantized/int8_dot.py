@@ -45,7 +45,11 @@ from ekiden.kernels.micro_kernels.register_tiles import WIDENED_DTYPE
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
-from ekiden.topi.nn.weight_packing import DOT_WORD_CHANNELS, WORD_PAIR_ELEMENTS
+from ekiden.topi.nn.weight_packing import (
+    DOT_WORD_BY_DTYPE,
+    DOT_WORD_CHANNELS,
+    WORD_PAIR_ELEMENTS,
+)
 
 DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (
     "dot4_u8s8",
@@ -154,9 +158,12 @@ def dot_instruction_knobs(
 def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:
     """Return the target's AMX instruction for a weight's words, or None.
 
-    Its loads are not checked, so it is not used where all accesses shall be.
+    It multiplies bytes in words of four, not the pairs that other instructions widen. Its loads are
+    not checked, so it is not used where all accesses shall be.
     """
     products = MATRIX_DOT_BY_PANEL.get(weight.dtype)
+    if elements_per_word(weight) != DOT_WORD_BY_DTYPE.get(weight.dtype):
+        return None
     # Checks of bounds instrument vector loads, not loads of matrix registers.
     has_it = products is not None and target.has(products.feature) and not target.bounds
     return products.feature if products is not None and has_it else None

@@ -26,6 +26,7 @@ from ekiden.ir.type import TensorType
 from ekiden.kernels.cost_model import (
     are_int16_sums_faster,
     are_int16_weights_faster,
+    has_matrix_unit,
     widens_bytes,
 )
 from ekiden.kernels.family import BYTE_PAIRS, INT16_PAIR_SUMS, MatmulSizes
@@ -183,6 +184,8 @@ def _choose_panel(
 
     Sums of two products fit int16 with it; None means that this is not faster.
     """
+    if has_matrix_unit(product.dtype, target):
+        return None
     narrow = replace(product, dtype=INT16_PAIR_SUMS)
     tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
