@@ -14,6 +14,7 @@ import ekiden
 from ekiden import relay, te
 from ekiden.codegen.llvm import assembly
 from ekiden.kernels import schedule, select_kernel
+from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
@@ -92,6 +93,22 @@ def test_convolutions_of_bfloat16(
     want = np.einsum("nyxcij,ocij->nyxo", windows, right)
     terms = np.einsum("nyxcij,ocij->nyxo", np.abs(windows), np.abs(right))
     assert (np.abs(result - want) <= image[3] * kernel**2 * 2.0**-24 * terms).all()
+
+
+@pytest.mark.parametrize(("rows", "depth", "copies"), [(40, 128, 1), (40, 100, 0), (4, 128, 0)])
+def test_matrix_registers_read_a_parameter_from_whole_cache_lines(
+    rows: int, depth: int, copies: int
+) -> None:
+    """Callers' arrays begin anywhere; rows that are no whole lines, and vectors, gain nothing."""
+    w = np.arange(16 * depth).reshape(16, depth).astype("int8")
+    module = dense(rows, w, "uint8", "int32")
+    packed = AlterOpLayout(SAPPHIRE)(InferType()(module))
+    assert str(packed).count("copy(") == copies
+    if SAPPHIRE.serves(Target.host()):
+        memory = np.random.default_rng(0).integers(0, 256, rows * depth + 1).astype("uint8")
+        x = memory[1:].reshape(rows, depth)
+        result = ekiden.compile(module, SAPPHIRE)(x).numpy()
+        np.testing.assert_array_equal(result, x.astype("int64") @ w.T.astype("int64"))
 
 
 @pytest.mark.quick
