@@ -65,7 +65,7 @@ def iter_edits(function: Function) -> Iterator[tuple[str, Function]]:
 
 
 def process_cpu_seconds() -> float:
-    """Return the CPU seconds of this process and its ended children."""
+    """Return the CPU seconds of this process and its terminated children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

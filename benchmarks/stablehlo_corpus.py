@@ -91,8 +91,8 @@ _PAIR_CHECK = re.compile(
 
 
 def to_generic_form(text: str) -> str:
-    """Return a program with its `check` operations in MLIR's generic form, since the parser lacks
-    that dialect.
+    """Return a program with its `check` operations in MLIR's generic form, since the parser does
+    not support that dialect.
     """
 
     numbers = count()

@@ -158,7 +158,7 @@ def iter_results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  
 
 
 def run_missing(options: argparse.Namespace) -> None:
-    """Run every sample that the results file lacks."""
+    """Run every sample that the results file does not have."""
     done = {(r["name"], r["variant"], r["dtype"]) for r in read_results(options.results)}
     names = [n for n in options.ops.split(",") if n]
     modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]

@@ -102,7 +102,7 @@ class Chat:
         return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if self._has_colours else text
 
     def note(self, text: str) -> None:
-        """Print a status line that is not part of an answer."""
+        """Print a status line that is not part of a response."""
         print(self.painted("note", text), file=sys.stderr, flush=True)
 
     def take(self, line: str) -> bool:
@@ -126,8 +126,8 @@ class Chat:
         return True
 
     def _answer(self, line: str) -> None:
-        """Generate and print the answer, and append both to the conversation; on an error print it
-        and drop the prompt.
+        """Generate and print the response, and append both to the conversation; on an error print
+        it and drop the prompt.
         """
         messages = [*self.messages, {"role": "user", "content": line}]
         try:

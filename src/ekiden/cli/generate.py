@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer as it is generated. Raises InputError for two prompts."""
+    """Print the response as it is generated. Raises InputError for two prompts."""
     if options.tokens is not None and options.text is not None:
         raise InputError("--tokens: give a prompt as text or as tokens, not both")
     if options.prompts is not None and (options.tokens or options.text) is not None:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer_all(options: argparse.Namespace, sampling: Sampling) -> int:
-    """Print the answers to a file's prompts, in its order. Raises InputError."""
+    """Print the responses to a file's prompts, in its order. Raises InputError."""
     prompts = _read_prompts(options.prompts)
     model = load_text_model(options, sequences=min(max(len(prompts), 1), MAX_TEXTS_AT_ONCE))
     for text in model.generate_texts(prompts, sampling):

@@ -133,7 +133,7 @@ def parse_key_value(text: str, example: str) -> tuple[str, str]:
 
 
 def parse_key_values(texts: Iterable[str], example: str) -> dict[str, str]:
-    """Parse NAME=VALUE texts into a dictionary. Raises InputError if a name is given twice."""
+    """Parse NAME=VALUE strings into a dictionary. Raises InputError if a name is given twice."""
     by_name: dict[str, str] = {}
     for name, value in (parse_key_value(t, example) for t in texts):
         if name in by_name:

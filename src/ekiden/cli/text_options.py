@@ -52,7 +52,7 @@ def add_text_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sampling arguments and the answer's format."""
+    """Add the sampling arguments and the response's format."""
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--grammar", help="a regular expression that the whole answer matches")
     parser.add_argument("--schema", help="a JSON schema of the answer, or its file")

@@ -66,7 +66,7 @@ def _compile_c(funcs: Sequence[PrimFunc], target: Target) -> bytes:
 def _debug_c(
     funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
 ) -> bytes:
-    """Compile C with debug lines that refer to the C file, which is written beside the loop
+    """Compile C with debug lines that refer to the C file, which is written next to the loop
     program's text.
     """
     return c.compile_c(c.emit_module(funcs, target), target, path.with_suffix(".kernel.c"))

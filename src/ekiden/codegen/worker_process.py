@@ -256,7 +256,7 @@ class WorkerProcess:
             raise self._exit_error() from error
 
     def _exit_error(self) -> WorkerEndedError:
-        """Build the WorkerEndedError that tells how the process has ended. LLVM prints the reason
+        """Build the WorkerEndedError that tells how the process has exited. LLVM prints the reason
         before its stack.
         """
         data = b""

@@ -70,7 +70,7 @@ class _ForkServer:
         self._program = os.getppid()
 
     def serve_requests(self) -> None:
-        """Handle requests until the program has ended or the server has been idle too long."""
+        """Handle requests until the program has exited or the server has been idle too long."""
         last_use = time.monotonic()
         sources: list[socket.socket | int] = [self._control, self._from_workers, self._child_ended]
         # An orphaned server is adopted by another process: its parent's id changes.
@@ -157,7 +157,7 @@ class _ForkServer:
 
 
 def serve(control: int) -> None:
-    """Run the fork server on a socket until its program has ended or it has been idle too long."""
+    """Run the fork server on a socket until its program has exited or it has been idle too long."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     assert threading.active_count() == 1, "a process with threads is not forked"

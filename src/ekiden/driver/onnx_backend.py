@@ -112,7 +112,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
 
 
 def _compile_shape(value: object) -> Dims | Sequence[Dims] | None:
-    """Return a value's shape as `compile` takes it: a list of shapes for a sequence, None if
+    """Return a value's shape as `compile` expects it: a list of shapes for a sequence, None if
     absent.
     """
     if isinstance(value, (list, tuple)):

@@ -109,7 +109,8 @@ def broken_import_problem(packages: Sequence[Package], error: BaseException) -> 
 
 def importer_problem(packages: Sequence[Package], error: BaseException) -> str:
     """Return why a frontend's own module cannot be imported, with the pip command that helps: a
-    package is broken, or is newer than the versions that were tried and lacks what the module uses.
+    package is broken, or is newer than the versions that were tried and does not have what the
+    module uses.
     """
     newer = [p for p in packages if p.is_newer_than_tested()]
     # Python removes a package whose import fails; one that stays is not broken.

@@ -49,7 +49,7 @@ class IntrinsicDef:
 
     @property
     def has_reference_semantics(self) -> bool:
-        """Return whether the value depends on the arguments alone, so that a reference exists."""
+        """Return whether the value depends only on the arguments, so that a reference exists."""
         return self.reference is not _raise_no_reference
 
 

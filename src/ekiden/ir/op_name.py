@@ -16,7 +16,7 @@ class OpName(str):
 
     @property
     def name(self) -> str:
-        """Return the name in the operator registry, as `ekiden.ir.Op.get` takes it."""
+        """Return the name in the operator registry, as `ekiden.ir.Op.get` expects it."""
         return f"tir.{self.tvm_names.get(self, self)}"
 
     def same_as(self, other: object) -> bool:

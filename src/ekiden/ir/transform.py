@@ -238,7 +238,7 @@ def _make_pass_decorator(
     def decorate(decorated: PassFunction | type) -> object:
         """Return a pass for a function, or for a class a factory with its constructor's arguments.
 
-        Raises PassError where the class lacks the method.
+        Raises PassError where the class does not have the method.
         """
         if not inspect.isclass(decorated):
             return make_pass(decorated, decorated.__name__)

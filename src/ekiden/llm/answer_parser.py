@@ -27,7 +27,7 @@ REASONING_BEGIN, REASONING_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """Delta of a streamed answer."""
+    """Delta of a streamed response."""
 
     kind: str
     """"reasoning", "content" or "call"."""
@@ -36,7 +36,7 @@ class AnswerDelta:
 
 
 class AnswerParser:
-    """Streaming parser of an answer; see the module's description for its states."""
+    """Streaming parser of a response; see the module's description for its states."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class AnswerParser:
         Args:
             form: The form of calls; None where there are no tools.
             functions: The names of the functions that may be called.
-            has_reasoning: Whether an answer may begin with reasoning.
-            state: The state at the answer's first character.
+            has_reasoning: Whether a response may begin with reasoning.
+            state: The state at the response's first character.
         """
         self._form, self._functions = form, functions
         self._has_reasoning = has_reasoning
@@ -69,7 +69,7 @@ class AnswerParser:
         return self._advance(is_last=False)
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the remaining deltas at the end of the answer."""
+        """Return the remaining deltas at the end of the response."""
         return self._advance(is_last=True)
 
     def _advance(self, is_last: bool) -> list[AnswerDelta]:
@@ -91,7 +91,7 @@ class AnswerParser:
         return deltas
 
     def _leave_start(self, is_last: bool) -> None:
-        """Choose the first state from the first characters of the answer."""
+        """Choose the first state from the first characters of the response."""
         text = self._held.lstrip()
         begins = [REASONING_BEGIN] if self._has_reasoning else []
         if not is_last and any(begin.startswith(text) for begin in begins):

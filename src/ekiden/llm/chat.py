@@ -18,8 +18,8 @@ __all__ = ["ChatAnswer"]
 
 
 class ChatAnswer:
-    """Answer to a conversation, as an iterator over its deltas, text or tool calls. It is generated
-    while it is iterated; `async for` does not block the event loop.
+    """Response to a conversation, as an iterator over its deltas, text or tool calls. It is
+    generated while it is iterated; `async for` does not block the event loop.
     """
 
     def __init__(self, stream: Stream, conversation: Conversation) -> None:
@@ -66,7 +66,7 @@ class ChatAnswer:
         return delta
 
     def close(self) -> None:
-        """End the answer."""
+        """End the response."""
         self._stream.close()
         self.finish = self.finish or "closed"
 

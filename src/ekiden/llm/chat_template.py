@@ -56,7 +56,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render messages by a chat template, up to the position at which the answer begins. Special
+    """Render messages by a chat template, up to the position at which the response begins. Special
     tokens of the settings ("eos_token") are variables.
 
     Args:

@@ -33,7 +33,7 @@ TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generatio
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Prompt tokens of a conversation, with the format in which its answer is parsed."""
+    """Prompt tokens of a conversation, with the format in which its response is parsed."""
 
     tokens: list[int]
     form: ToolFormat | None
@@ -52,14 +52,14 @@ class Conversation:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the delimiters between the parts of an answer, which may be special tokens."""
+        """Return the delimiters between the parts of a response, which may be special tokens."""
         if self.in_channels:
             return CHANNEL_MARKS
         calls = () if self.form is None else (self.form.begin, self.form.end)
         return (REASONING_BEGIN, REASONING_END, *filter(None, calls))
 
     def parser(self) -> AnswerParser:
-        """Return a streaming parser of the answer."""
+        """Return a streaming parser of the response."""
         if self.in_channels:
             return HarmonyParser(self.functions, state=self.state)
         return AnswerParser(
@@ -76,14 +76,14 @@ def open_conversation(
     options: Mapping[str, Any] | None = None,
 ) -> Conversation:
     """Render and tokenise messages, and choose the tool-call format, grammar and parser of their
-    answer.
+    response.
 
     Args:
         tokenizer: The model's, with its chat template.
         messages: "role", "content" and what else the template reads.
-        tools: Functions that the answer may call, in OpenAI's form.
+        tools: Functions that the response may call, in OpenAI's form.
         tool_choice: "auto", "required", or "function:" and the name of the one to call.
-        is_constrained: Whether the answer has a grammar, which has no place for reasoning.
+        is_constrained: Whether the response has a grammar, which has no place for reasoning.
         options: Further variables of the template.
 
     Raises InputError for a template that takes no tools, a variable that it does not have, a call
@@ -152,7 +152,7 @@ def _call_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]], choice: 
 
 
 def _strict_pattern(form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the pattern of answers in which every tool call conforms to its schema. Raises
+    """Return the pattern of responses in which every tool call conforms to its schema. Raises
     InputError for a form that no grammar holds, and parameters that are no such schema.
     """
     if not form.frame:

@@ -219,7 +219,9 @@ class EmbeddingModel:
         return tokens
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Floats:
-        """Return the embeddings [texts, hidden] of texts, or of their tokens. Raises InputError."""
+        """Return the embeddings [texts, hidden] of strings, or of their tokens. Raises
+        InputError.
+        """
         if isinstance(texts, str):
             raise InputError("embed: a list of texts expected, got one text")
         tokens = [self.encode(text) for text in texts]
@@ -227,7 +229,7 @@ class EmbeddingModel:
         return np.array(rows, np.float32).reshape(len(rows), self.config.hidden)
 
     def _embed_batch(self, texts: Sequence[Sequence[int]]) -> Iterator[Floats]:
-        """Yield the embeddings of texts, which go through the decoder at once."""
+        """Yield the embeddings of strings, which go through the decoder at once."""
         lengths = [len(text) for text in texts]
         pages = [-(-length // self.layout.page) for length in lengths]
         tables = np.zeros((len(texts), max(pages)), np.int32)
@@ -265,7 +267,9 @@ class EncoderEmbeddingModel(EmbeddingModel):
         self.program = program
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Floats:
-        """Return the embeddings [texts, hidden] of texts, or of their tokens. Raises InputError."""
+        """Return the embeddings [texts, hidden] of strings, or of their tokens. Raises
+        InputError.
+        """
         if isinstance(texts, str):
             raise InputError("embed: a list of texts expected, got one text")
         tokens = [self.encode(text) for text in texts]

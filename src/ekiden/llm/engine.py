@@ -123,7 +123,7 @@ class Stream:
 
     @property
     def variant(self) -> bytes:
-        """Return what beside tokens decides about keys and values of its prompt."""
+        """Return what besides tokens decides about keys and values of its prompt."""
         # The name is part of it: adapters change the keys and values of a prompt.
         adapter = self.sampling.adapter.encode()
         return b"long " + adapter if self.is_long else adapter
@@ -139,7 +139,7 @@ class Stream:
         return (*self.prompt, *self.tokens)
 
     def part(self, first: int, count: int) -> list[int]:
-        """Return `count` tokens from position `first`, in time that depends on these alone."""
+        """Return `count` tokens from position `first`, in time that depends only on these."""
         begin = max(first - len(self.prompt), 0)
         of_prompt = self.prompt[first : first + count]
         return [*of_prompt, *self.tokens[begin : begin + count - len(of_prompt)]]

@@ -62,7 +62,7 @@ class _TokenizerEntries:
         return LoadError(f"{self.path}: 'tokenizer.{name}': {message}")
 
     def string_list(self, name: str) -> list[str]:
-        """Return a list of texts. Raises what `fail` creates if it is missing or invalid."""
+        """Return a list of strings. Raises what `fail` creates if it is missing or invalid."""
         value = self.given.get(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.load_error(name, "a list of texts expected")

@@ -39,7 +39,7 @@ class Grammar:
     """Token-level DFA of a pattern as a dense table: a deterministic automaton over the tokens of a
     vocabulary.
 
-    pattern: the regular expression (RE2's syntax) that the whole answer matches. moves: int32
+    pattern: the regular expression (RE2's syntax) that the whole response matches. moves: int32
     [states, tokens], the state after each token, below 0 where it may not come. accepts: bool
     [states], whether the pattern matches what there is.
     """
@@ -53,7 +53,7 @@ class Grammar:
         """Compile a regular expression for a vocabulary.
 
         Args:
-            pattern: The regular expression that the whole answer matches.
+            pattern: The regular expression that the whole response matches.
             tokens: The bytes of each token; None for one that is no text.
             ends: The end tokens, allowed where the pattern matches.
 
@@ -134,7 +134,7 @@ class LazyGrammar:
         """Create a grammar.
 
         Args:
-            pattern: What the whole answer matches, as `PushdownAutomaton` reads it.
+            pattern: What the whole response matches, as `PushdownAutomaton` reads it.
             trie: The tokens.
             ends: The end tokens, allowed where the pattern matches.
 
@@ -231,7 +231,7 @@ def compile_grammar(
     """Compile a pattern for a vocabulary, lazily where the lazy automaton is exact.
 
     Args:
-        pattern: What the whole answer matches.
+        pattern: What the whole response matches.
         trie: The tokens.
         ends: The end tokens, allowed where the pattern matches.
 

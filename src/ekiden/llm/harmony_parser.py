@@ -39,7 +39,7 @@ def has_channels(template: str) -> bool:
 
 
 class HarmonyParser(AnswerParser):
-    """Streaming parser of an answer in the Harmony format."""
+    """Streaming parser of a response in the Harmony format."""
 
     def __init__(self, functions: Collection[str] = (), *, state: str = "start") -> None:
         """Create a parser.

@@ -63,8 +63,8 @@ DEFAULT_PROPOSED_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Increment of a streamed answer: the text that a token adds, empty if it is an incomplete
-    character; the last piece has `finish`, the reason why the answer is over: "stop" or "length".
+    """Increment of a streamed response: the text that a token adds, empty if it is an incomplete
+    character; the last piece has `finish`, the reason why the response is over: "stop" or "length".
     """
 
     token: int | None
@@ -572,7 +572,7 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> Iterator[Piece]:
-        """Generate the answer to a prompt incrementally; `changes` override fields of `Sampling`.
+        """Generate the response to a prompt incrementally; `changes` override fields of `Sampling`.
         Raises InputError for a prompt that is empty, too long or not in the vocabulary, and for
         stop texts without a tokenizer.
         """
@@ -589,7 +589,7 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> AsyncIterator[Piece]:
-        """Generate the answer to a prompt as `generate` does, without blocking the event loop."""
+        """Generate the response to a prompt as `generate` does, without blocking the event loop."""
         pieces = self.generate(prompt, sampling, **changes)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
@@ -600,11 +600,11 @@ class Model:
         sampling: Sampling | None = None,
         **changes: Any,  # noqa: ANN401  # fields of Sampling
     ) -> list[str]:
-        """Return the answers to several prompts, generated in one batch.
+        """Return the responses to several prompts, generated in one batch.
 
         Args:
             prompts: Texts, tokens, or conversations: lists of messages.
-            sampling: That of each answer.
+            sampling: That of each response.
             changes: Fields of `Sampling` to override.
 
         Raises InputError as `generate` and `chat` do.
@@ -637,7 +637,7 @@ class Model:
         Args:
             messages: "role" and "content", and what else the template reads.
             sampling: By default that of the checkpoint, up to the end of the context.
-            tools: Functions that the answer may call, in OpenAI's form.
+            tools: Functions that the response may call, in OpenAI's form.
             tool_choice: "auto", "required", or "function:" and the name of the one to call.
             options: Further variables of the template ("enable_thinking").
             changes: Fields of `Sampling` to override.

@@ -43,8 +43,8 @@ class PageAllocator:
 
     def prefix_keys(self, prompt: Sequence[int], variant: bytes = b"") -> list[Key]:
         """Return the prefix keys (chained digests) of the pages that a prompt fills, in order.
-        Prompts share pages if their `variant` is equal: what beside their tokens decides about keys
-        and values.
+        Prompts share pages if their `variant` is equal: what besides their tokens decides about
+        keys and values.
         """
         keys, before = [], variant
         for end in range(self.size, len(prompt) + 1, self.size):
@@ -80,7 +80,7 @@ class PageAllocator:
 
     def _shareable(self, keys: Sequence[Key], length: int) -> Sequence[Key]:
         """Return the keys of pages that a prompt may share: at least its last token is read again,
-        since its logits choose the first token of the answer.
+        since its logits choose the first token of the response.
         """
         return keys[: max(length - 1, 0) // self.size]
 

@@ -55,7 +55,7 @@ _LOG = LazyLogger("ekiden")
 def prompt_model_digest(
     sources: Sequence[str | os.PathLike[str] | Checkpoint | None], settings: Sequence[object]
 ) -> str:
-    """Return a digest of what keys and values depend on beside tokens.
+    """Return a digest of what keys and values depend on besides tokens.
 
     Args:
         sources: The checkpoint and what is added to it: files, folders, or tensors in memory.

@@ -105,7 +105,7 @@ class Sampling:
 
     @property
     def has_count_penalties(self) -> bool:
-        """Return whether tokens that an answer has already are penalised by their counts."""
+        """Return whether tokens that a response has already are penalised by their counts."""
         return bool(self.frequency_penalty or self.presence_penalty)
 
     @property

@@ -30,7 +30,7 @@ class StopFilter:
         return released
 
     def flush(self) -> str:
-        """Return the held-back text at the end of the answer."""
+        """Return the held-back text at the end of the response."""
         released, self._held = self._held, ""
         return released
 

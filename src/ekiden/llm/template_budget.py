@@ -202,7 +202,7 @@ def _size(budget: TemplateBudget, values: Sequence[object]) -> int:
 
 
 def _widths(values: Sequence[object]) -> int:
-    """Return the sum of integers, which may be widths, and of the lengths of texts."""
+    """Return the sum of integers, which may be widths, and of the lengths of strings."""
     integers = sum(abs(value) for value in values if isinstance(value, int))
     return integers + sum(len(value) for value in values if isinstance(value, (str, bytes)))
 

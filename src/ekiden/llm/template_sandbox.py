@@ -307,7 +307,7 @@ def _receiver_and_cost(function: Any) -> tuple[Any, Cost]:  # noqa: ANN401
 
 
 class GenerationTag(Extension):
-    """Jinja extension for `{% generation %}answer{% endgeneration %}`, which marks answers for
+    """Jinja extension for `{% generation %}answer{% endgeneration %}`, which marks responses for
     training.
     """
 

@@ -93,7 +93,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Return the token ids of messages ("role", "content") up to the position at which the
-        answer begins, by the model's chat template. Raises InputError without a template, and for
+        response begins, by the model's chat template. Raises InputError without a template, and for
         messages that it rejects, LoadError without the package jinja2.
         """
         template = find_chat_template(self.settings, tools is not None)
@@ -236,7 +236,7 @@ def _prompt_tail(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int
 
 
 class Detokenizer:
-    """Incremental detokenizer: an answer as text while it is generated. Tokens may be parts of
+    """Incremental detokenizer: a response as text while it is generated. Tokens may be parts of
     characters, and a character's form may depend on those before it: a piece is what decoding
     the last tokens adds. A suffix that may be the beginning of a stop text is held back.
     """
@@ -252,8 +252,8 @@ class Detokenizer:
 
         Args:
             tokenizer: The tokenizer; None gives empty texts.
-            prompt: The tokens before the answer.
-            stops: Texts before which the answer ends.
+            prompt: The tokens before the response.
+            stops: Texts before which the response ends.
             marks: Special tokens that the text shows, as those by which calls of functions begin.
         """
         self._tokenizer, self._filter = tokenizer, StopFilter(stops)
@@ -264,7 +264,7 @@ class Detokenizer:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether a stop string has ended the answer."""
+        """Return whether a stop string has ended the response."""
         return self._filter.has_stopped
 
     def add(self, token: int) -> str:
@@ -277,7 +277,7 @@ class Detokenizer:
         return self._filter.feed(self._decode_new(is_last=False))
 
     def adds_stop(self, token: int) -> bool:
-        """Append a token, and return whether a stop string has ended the answer."""
+        """Append a token, and return whether a stop string has ended the response."""
         self.add(token)
         return self.has_stopped
 
@@ -302,7 +302,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def rest(self) -> str:
-        """Return the held-back text at the end of the answer."""
+        """Return the held-back text at the end of the response."""
         if self.has_stopped:
             return ""
         return self._filter.feed(self._decode_new(is_last=True)) + self._filter.flush()

@@ -28,7 +28,7 @@ __all__ = ["TOOL_FORMATS", "ToolCall", "ToolFormat", "find_tool_format", "read_c
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Tool call parsed from an answer."""
+    """Tool call parsed from a response."""
 
     name: str
     arguments: str
@@ -39,7 +39,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Tool-call format of an answer."""
+    """Tool-call format of a response."""
 
     name: str
     marks: tuple[str, ...]

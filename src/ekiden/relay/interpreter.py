@@ -416,7 +416,7 @@ class Interpreter:
     def _eval_children(
         self, expr: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
     ) -> None:
-        """Evaluate an expression whose value depends on its children's values alone."""
+        """Evaluate an expression whose value depends only on its children's values."""
         stack.append((Interpreter._finish_children, expr, frame, is_tail))
         _push_exprs(stack, _CHILD_GETTERS[type(expr)](expr), frame)
 

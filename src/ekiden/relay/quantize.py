@@ -112,7 +112,7 @@ def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IR
         dataset: Inputs by name, a mapping for each run.
 
     Raises:
-        InputError: The mode needs data and there is none, or it lacks an input.
+        InputError: The mode needs data and there is none, or it does not have an input.
     """
     samples = None if dataset is None else list(dataset)
 

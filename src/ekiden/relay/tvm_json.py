@@ -248,7 +248,7 @@ class TvmJsonReader:
         return is_vector and name == "lanes" and self._version < (0, 16)
 
     def _has_nonempty_value(self, text: str) -> Generator[int, object, bool]:
-        """Return whether a field that our class lacks holds a significant value."""
+        """Return whether a field that our class does not have holds a significant value."""
         if not str(text).isdigit() or int(text) >= len(self._nodes):
             return bool(text)
         kind = self._nodes[int(text)].get("type_key")

@@ -78,7 +78,7 @@ def set_parent_death_signal() -> None:
 
 
 def missing_sandbox_facilities() -> str:
-    """Return which sandbox facilities this machine lacks, as text; "" if none."""
+    """Return which sandbox facilities this machine does not have, as text; "" if none."""
     return sandbox_lack()
 
 

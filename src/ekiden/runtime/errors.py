@@ -106,8 +106,8 @@ class ImportModelError(CompileError):
 
 
 class UnsupportedError(ImportModelError):
-    """Error of a model with operators, opsets or attributes that Ekiden lacks; it lists every such
-    node.
+    """Error of a model with operators, opsets or attributes that Ekiden does not support; it lists
+    every such node.
 
     inputs: the model's inputs that would have to be constants, where that is what is missing.
     nodes: a line for each node.

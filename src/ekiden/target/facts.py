@@ -160,7 +160,7 @@ def resolve_facts(options: OptionValues, base_cores: int | None = None) -> dict[
 
 def _check_vector_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
     """Raise CompileError if a vector width exceeds every register: code would ask for instructions
-    that the processor lacks.
+    that the processor does not support.
     """
     if bits & (bits - 1):
         raise CompileError(f"target: option -vector-bits must be a power of two, got {bits}")

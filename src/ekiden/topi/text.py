@@ -66,7 +66,7 @@ def length(text: Tensor) -> Tensor:
 
 def concat(first: Tensor, second: Tensor) -> Tensor:
     """Concatenate each text of `first` with that of `second`: [n, sum of widths]. Raises ValueError
-    for other than rows of texts.
+    for other than rows of strings.
     """
     _require_byte_rows("text.concat", first, second)
     require_shape("text.concat", "second", second.shape, (first.shape[0], None))
@@ -86,7 +86,7 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
 
 def find(text: Tensor, keys: Tensor) -> Tensor:
     """Return the index of each text among the keys: int64 [n], -1 for none. `keys` are distinct and
-    sorted by their padded bytes. Raises ValueError for other than rows of texts.
+    sorted by their padded bytes. Raises ValueError for other than rows of strings.
     """
     _require_byte_rows("text.find", text, keys)
     count, wide, key_wide = keys.shape[0], text.shape[1], keys.shape[1]
@@ -140,7 +140,7 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
         Whether each text is accepted.
 
     Raises:
-        ValueError: for other than rows of texts.
+        ValueError: for other than rows of strings.
     """
     _require_byte_rows("text.match", text)
     limit = moves.shape[0]
@@ -172,7 +172,7 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
 def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) -> Tensor:
     """Return each text with its letters replaced: [n, MAX_CASE_GROWTH * width]. `letters` int32 [m]
     are sorted code points, the replacements uint8 [m, most] of `sizes` int32 [m] bytes. Raises
-    ValueError for other than rows of texts.
+    ValueError for other than rows of strings.
     """
     _require_byte_rows("text.change_case", text, others)
     count, wide = letters.shape[0], text.shape[1]
@@ -322,7 +322,7 @@ def _is_delimiter_at(
 def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor:
     """Return the number of parts of each text under Python's `split`; int64 [n].
 
-    Raises ValueError for other than rows of texts.
+    Raises ValueError for other than rows of strings.
     """
     _require_byte_rows("text.count_parts", text)
 
@@ -341,7 +341,7 @@ def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor
 def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor:
     """Return the parts of each text under Python's `split`: [n, slots, width], padded with empty
     texts. `slots` is a vector as long as the largest number of parts. Raises ValueError for
-    other than rows of texts.
+    other than rows of strings.
     """
     _require_byte_rows("text.split", text)
     (rows, wide), room = text.shape, slots.shape[0]
@@ -384,7 +384,7 @@ INFINITE_SIGN, NAN_SIGN = 2, 3
 def whole_number(text: Tensor) -> Tensor:
     """Parse the integer at the beginning of each text, with an optional sign: int64 [n], modulo
     2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows of
-    texts.
+    strings.
     """
     _require_byte_rows("text.whole_number", text)
     wide = text.shape[1]
@@ -430,7 +430,7 @@ def number_parts(text: Tensor) -> Tensor:
     -1.25e3 is -1, 125 and 1. Digits after the first MAX_SIGNIFICANT_DIGITS count in the
     exponent. The sign
     of an infinity is INFINITE_SIGN or its negative, that of NaN NAN_SIGN. Raises ValueError for
-    other than rows of texts.
+    other than rows of strings.
     """
     _require_byte_rows("text.number_parts", text)
     wide = text.shape[1]

@@ -47,7 +47,7 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
 
 def emit_entry(module: MicroModule, entry: EntryPoint, name: str) -> str:
     """Return the function `name` over arrays of addresses that calls the routine of an entry point
-    beside `main`.
+    besides `main`.
     """
     (routine,) = (r for r in module.routines if r.name == entry.routine)
     number = [str(entry.entry)] if routine.entries > 1 else []

@@ -274,7 +274,7 @@ class Routine:
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """Function beside `main` that C may call: function number `entry` of a routine, whose inputs
+    """Function besides `main` that C may call: function number `entry` of a routine, whose inputs
     begin at that routine's input `first_input`, and whose frame is at the start of pool `pool`.
     """
 

@@ -139,7 +139,7 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
 
 def _reshape_to_type(result: te.Tensor, kind: TensorType) -> te.Tensor:
     """Reshape a result to the shape that its function declares. A part of a larger tensor is not
-    reshaped: a computation of the whole would overwrite what other kernels have written beside the
+    reshaped: a computation of the whole would overwrite what other kernels have written next to the
     part.
     """
     if result.is_part:

@@ -26,7 +26,7 @@ class UnsupportedOperators:
         self._is_unsupported_cache: dict[str, bool] = {}
 
     def __call__(self, call: Call) -> bool:
-        """Return whether the target lacks code for an operator call."""
+        """Return whether the target does not support code for an operator call."""
         form = canonicalize(single_operator_function(call))
         key = kernel_key(form, self._target, "")
         if key not in self._is_unsupported_cache:

@@ -449,7 +449,7 @@ class ExpressionWriter:
         return f"{name}[{checked_index}]{lane}"
 
     def bounds_checked_index(self, buffer: Buffer, index: str) -> str:
-        """Return the index of an access, bounds-checked if the target asks for it."""
+        """Return the index of an access, bounds-checked if the target requests it."""
         return index
 
     def _write_load(self, e: BufferLoad) -> str:

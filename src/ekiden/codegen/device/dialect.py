@@ -36,7 +36,7 @@ class KernelDialect:
         number: declaration of a scalar parameter.
         word: helper that reads four unaligned bytes, where one pointer type covers all memory.
         also: parameters that follow all others.
-        missing: dtypes that the dialect lacks.
+        missing: dtypes that the dialect does not support.
         shuffles: warp-shuffle intrinsic -> expression of mask, value, lane and width.
         masked: whether the shuffle takes the mask of participating threads.
         lane: parameters that kernels with shuffles get in addition.

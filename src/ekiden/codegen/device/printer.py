@@ -291,7 +291,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
 
 
 def _check_dtypes(func: PrimFunc, dialect: KernelDialect, symbol: str) -> None:
-    """Raise CompileError for a dtype that the dialect lacks."""
+    """Raise CompileError for a dtype that the dialect does not support."""
     memory = [
         s.buffer.dtype for s in pre_order_stmts(func.body) if isinstance(s, (Allocate, BufferStore))
     ]

@@ -45,7 +45,9 @@ class FloatMath:
         return self.b.const(value, self.word)
 
     def emit_intrinsic(self, name: str, *operands: Operand) -> Operand:
-        """Emit an LLVM intrinsic on this type, or its software form where the target lacks it."""
+        """Emit an LLVM intrinsic on this type, or its software form where the target does not
+        support it.
+        """
         ability, compute = SOFTWARE_INTRINSICS.get(name, (None, None))
         if ability is not None and compute is not None and not self.b.module.has(ability):
             with self.without_fast_math():

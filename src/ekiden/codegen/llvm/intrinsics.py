@@ -193,8 +193,8 @@ TARGET_INTRINSICS: dict[tuple[str, str, int], str] = {
 
 
 def _dot_intrinsic(b: FunctionBuilder, ability: str, lanes: int) -> str | None:
-    """Return LLVM's intrinsic for a feature on this many lanes, or None where the target
-    lacks it.
+    """Return LLVM's intrinsic for a feature on this many lanes, or None where the target does not
+    support it.
     """
     target = b.module.target
     if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
@@ -384,7 +384,7 @@ def _emit_madd(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Op
 
 
 def _emit_in_order(b: FunctionBuilder, dtype: str, value: Operand, other: Operand) -> Operand:
-    """Emit `value`, to be read by instructions behind `other` alone.
+    """Emit `value`, to be read only by instructions behind `other`.
 
     An empty piece of assembly that reads both: LLVM schedules the instructions of a block by
     register pressure and nothing else holds them apart. Where additions are part of products there

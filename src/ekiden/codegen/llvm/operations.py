@@ -190,8 +190,8 @@ def _min_max_emitter(ordered: str, signed: str, unsigned: str, boolean: str) -> 
 
 def _comparison_emitter(floating: str, signed: str, unsigned: str) -> EmitFunction:
     def emit_comparison(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
-        """Emit a comparison; bfloat16, and float16 where the processor lacks it, are compared as
-        float32, which holds all their values exactly.
+        """Emit a comparison; bfloat16, and float16 where the processor does not support it, are
+        compared as float32, which holds all their values exactly.
         """
         no_half = not b.module.has("float16")
         if dt.element_dtype(dtype) == "bfloat16" or (

@@ -247,7 +247,7 @@ class StatementEmitter(IntrinsicCallEmitter):
 
     # One unsigned comparison for both ends: an index below 0 is a very large number.
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
-        """Fail unless the elements of an access are inside the buffer, if the target asks for
+        """Fail unless the elements of an access are inside the buffer, if the target requests
         bounds checks. The message shows the smallest wrong index.
         """
         target = self.module.target

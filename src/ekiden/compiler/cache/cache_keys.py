@@ -150,7 +150,7 @@ def _resolve_target(target: Targets) -> str:
 
 
 def is_this_machine(target: Targets) -> bool:
-    """Return whether code is compiled for this machine alone: no target is given and none is
+    """Return whether code is compiled only for this machine: no target is given and none is
     current.
     """
     module = sys.modules.get("ekiden.target.target")

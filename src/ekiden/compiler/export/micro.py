@@ -152,10 +152,10 @@ def _has_polymorphic_function(module: IRModule) -> bool:
 
 
 def _entry_interfaces(module: IRModule) -> dict[str, EntryInterface]:
-    """Return the inputs and outputs of each entry point beside `main`, by name.
+    """Return the inputs and outputs of each entry point besides `main`, by name.
 
-    Raises CompileError for an entry point that the module lacks, and for inputs and outputs that
-    are not tensors of a static shape.
+    Raises CompileError for an entry point that the module does not have, and for inputs and outputs
+    that are not tensors of a static shape.
     """
     entries: dict[str, EntryInterface] = {}
     check_entries(module)

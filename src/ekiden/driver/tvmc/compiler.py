@@ -96,7 +96,7 @@ def compile_model(
         cross: A C compiler that links the library.
         cross_options: Its options, in words.
         output_format: "so", "tar" or "mlf".
-        dump_code: Of "relay", "tir", "ll" and "asm", what is written beside the package.
+        dump_code: Of "relay", "tir", "ll" and "asm", what is written next to the package.
         target_host: The target's host.
         disabled_pass: Names of passes that do not run, also with commas between them.
         pass_context_configs: Options of passes, by name or as "name=value".

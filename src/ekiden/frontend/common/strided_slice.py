@@ -76,7 +76,7 @@ class Subscript:
         return sliced
 
     def _axis_slice_bounds(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
-        """Return (begin, end, stride) of one axis as strided_slice takes them."""
+        """Return (begin, end, stride) of one axis as strided_slice expects them."""
         dim = self.node.shape(0)[axis]
         extent = number(dim)
         if isinstance(item, int):

@@ -23,7 +23,7 @@ def from_jax(
         function: a function with example inputs, a program of jax.export, or the path or bytes of
             one.
         example_inputs: the arguments that it is traced with.
-        dynamic_shapes: as jax.export.symbolic_args_specs takes them.
+        dynamic_shapes: as jax.export.symbolic_args_specs expects them.
 
     Returns:
         The module, and no parameters.

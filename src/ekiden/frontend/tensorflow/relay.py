@@ -82,7 +82,7 @@ def from_keras(
         model: The Keras model. Inputs without a name of their own are input_1, input_2, ...
         shape: Shapes of inputs by name, in `layout`, which replace the declared ones.
         layout: "NHWC" (or "NDHWC") for the model's own layout; with "NCHW", TVM's default, inputs
-            and outputs of rank 4 have their channels behind the batch, and with "NCDHW" those of
+            and outputs of rank 4 have their channels after the batch, and with "NCDHW" those of
             rank 5.
 
     Returns:
@@ -109,7 +109,7 @@ _KERAS_LAYOUT_RANKS: Mapping[str, int] = {"NHWC": 0, "NDHWC": 0, "NCHW": 4, "NCD
 
 
 def _move_channels(module: IRModule, rank: int) -> IRModule:
-    """Return a module whose main takes and returns tensors of a rank with the channels behind the
+    """Return a module whose main takes and returns tensors of a rank with the channels after the
     batch instead of last.
     """
     module = InferType()(module)

@@ -91,7 +91,7 @@ def export_module(
         module: A module, or a TorchScript module or function.
         example_inputs: Positional inputs to trace with.
         example_kwargs: Keyword inputs to trace with.
-        dynamic_shapes: Dynamic dimensions as torch.export takes them.
+        dynamic_shapes: Dynamic dimensions as torch.export expects them.
 
     Raises:
         ImportModelError: torch.export fails; the message names the line of the module.

@@ -261,7 +261,7 @@ def tensor_constant(tensor: torch.Tensor) -> Value | ComplexValue:
 def _check_arguments(
     convert: Converter, node: FxNode, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise Unsupported for an argument that a converter lacks."""
+    """Raise Unsupported for an argument that a converter does not support."""
     try:
         converter_signature(convert).bind(node, *args, **kwargs)
     except TypeError as error:

@@ -15,7 +15,9 @@ _Row = TypeVar("_Row")
 
 
 def find_overload(name: str) -> torch._ops.OpOverload | None:
-    """Return the overload `operator.overload` of aten, or None where this PyTorch lacks it."""
+    """Return the overload `operator.overload` of aten, or None where this PyTorch does not have
+    it.
+    """
     operator, _, overload = name.rpartition(".")
     packet = getattr(torch.ops.aten, operator, None)
     return getattr(packet, overload, None)
@@ -27,7 +29,9 @@ def existing_overloads(names: Iterable[str]) -> tuple[torch._ops.OpOverload, ...
 
 
 def overload_table(rows: Mapping[str, _Row]) -> dict[torch._ops.OpOverload, _Row]:
-    """Return a table by overload name as one by overload, without those this PyTorch lacks."""
+    """Return a table by overload name as one by overload, without those this PyTorch does not
+    have.
+    """
     return {
         overload: row for name, row in rows.items() if (overload := find_overload(name)) is not None
     }

@@ -120,7 +120,7 @@ def _user_shape(info: Info) -> list[int | str | None]:
 
 
 def _dynamic_shapes(infos: Sequence[Info]) -> list[dict[int, Any]] | None:
-    """Return the open dimensions of the inputs as torch.export takes them; None if all are
+    """Return the open dimensions of the inputs as torch.export expects them; None if all are
     numbers.
     """
     shapes = [_user_shape(info) for info in infos]

@@ -50,7 +50,7 @@ def argument_value(node: torch.fx.Node, name: str, default: object = None) -> ob
 
 
 def is_shape_only_draw(node: torch.fx.Node) -> bool:
-    """Return whether a node's random numbers depend on sizes alone."""
+    """Return whether a node's random numbers depend only on sizes."""
     if not draws_random(node):
         return False
     target = node.target

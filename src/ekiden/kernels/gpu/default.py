@@ -91,7 +91,7 @@ def _single_reader_tensors(
     run: Sequence[Sequence[Tensor]],
     groups: Sequence[Sequence[Tensor]],
 ) -> set[Tensor]:
-    """Return the tensors of a run that are read by the run's operations alone."""
+    """Return the tensors of a run that are read only by the run's operations."""
     inside = {t for group in run for t in group}
     read = {t for group in groups if group not in run for t in input_tensors(group[0])}
     return {t for t in intermediates if t in inside and t not in read}

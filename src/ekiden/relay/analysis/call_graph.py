@@ -14,7 +14,7 @@ from ekiden.relay.visitor import children, post_order
 class CallGraph:
     """Call graph of the Relay functions of a module; kernels are leaves.
 
-    Methods take a GlobalVar or a name. They raise KeyError for a function the module lacks.
+    Methods take a GlobalVar or a name. They raise KeyError for a function the module does not have.
     """
 
     def __init__(self, module: IRModule) -> None:

@@ -184,7 +184,7 @@ def load_executable(
 ) -> Executable:
     """Load the program in a file's bytes. They must not change any more: constants share the memory
     where it is aligned as `assemble_in_memory` aligns it. `external_constants` are constants by
-    number that the file lacks; they are copied, or used in place if immutable and aligned.
+    number that the file does not have; they are copied, or used in place if immutable and aligned.
     """
     executable = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
     assert isinstance(executable, Executable)

@@ -63,7 +63,7 @@ def _ml_dtypes() -> object | None:
 
 
 def missing_numpy_dtype_message(name: str) -> str:
-    """Return the error message for a dtype that NumPy lacks, with what to install."""
+    """Return the error message for a dtype that NumPy does not support, with what to install."""
     small = name in SMALL_FLOAT_CODES or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
     help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""
     return f"numpy: no such dtype in NumPy: {name}{help_text}"

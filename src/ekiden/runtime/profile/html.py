@@ -78,7 +78,7 @@ def table_html(
     caption: str = "",
     numbers: Container[int] = (),
 ) -> str:
-    """Return an HTML table of texts; the columns in `numbers` are right-aligned."""
+    """Return an HTML table of strings; the columns in `numbers` are right-aligned."""
     sides = ["right" if at in numbers else "left" for at in range(len(heads))]
     lines = [_row_html("th", heads, sides), *(_row_html("td", row, sides) for row in rows)]
     head = f'<div style="padding: 0.3em 0">{escape(caption)}</div>' if caption else ""

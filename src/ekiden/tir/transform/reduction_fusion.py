@@ -365,7 +365,7 @@ def _is_nonnegative(value: PrimExpr) -> bool:
 
 def _has_plain_stores(root: Stmt, source: Buffer, loops: Sequence[For]) -> bool:
     """Return whether a buffer is stored in vectors or elements by loops that run as they are, and
-    read by marked loops alone.
+    read only by marked loops.
     """
     for stmt in pre_order_stmts(root):
         if isinstance(stmt, Block) or (isinstance(stmt, DeclBuffer) and stmt.source is source):

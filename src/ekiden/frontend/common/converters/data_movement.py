@@ -300,7 +300,7 @@ def convert_non_max_suppression(
 @dataclass(frozen=True, slots=True)
 class MovementRow:
     """Table entry of an operator of TensorFlow and TensorFlow Lite, with its name in each ("" where
-    it lacks one).
+    it does not have one).
 
     moved_inputs: the inputs whose elements it moves; those of TensorFlow Lite must share one scale.
     rule: the evaluation of elements known at import.

@@ -229,8 +229,8 @@ def _group_norm(node: OnnxNode) -> Result:
 
 
 def _transposed_operand(node: OnnxNode, index: int, swap: bool, batch: bool) -> Value:
-    """Return a matrix operand with its last two axes swapped (`swap`) or its first axis moved
-    behind the batch (`batch`).
+    """Return a matrix operand with its last two axes swapped (`swap`) or its first axis moved after
+    the batch (`batch`).
     """
     value, rank = node.value(index), node.rank(index)
     axes = list(range(rank))

@@ -353,7 +353,7 @@ def _slice_filled_part(buffer: Expr, room: _NewKeyRange | None) -> Expr:
 
 
 def _write_to_buffer(node: OnnxNode, buffer: Expr, new: Expr, room: _NewKeyRange) -> Expr:
-    """Emit a buffer with the new keys or values written behind the past ones."""
+    """Emit a buffer with the new keys or values written after the past ones."""
     shape = node.tensor_type_of(buffer).shape
     behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
     filled = op.concatenate([_slice_filled_part(buffer, room), new, behind], axis=2)

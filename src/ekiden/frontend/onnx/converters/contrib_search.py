@@ -268,7 +268,7 @@ def _add_open_beams(scorer: SentenceScorer, beams: BeamState) -> tuple[Expr, Exp
 def _pad_step_scores(
     search: SearchParameters, first: Expr, stacks: Sequence[CollectedSlices]
 ) -> Expr:
-    """Emit the token scores of all steps, [steps, batch, beams, vocabulary], with zeros behind the
+    """Emit the token scores of all steps, [steps, batch, beams, vocabulary], with zeros after the
     last step.
     """
     scope = search.node.scope

@@ -95,7 +95,7 @@ class _CtcStates:
 
     @property
     def last_blank_index(self) -> Expr:
-        """Emit the index of the blank behind each target, [batch, 1]."""
+        """Emit the index of the blank after each target, [batch, 1]."""
         return op.expand_dims(op.multiply(self.target_lengths, const(2, "int64")), 1)
 
     def shift_right(self, data: Expr, by: int) -> Expr:

@@ -112,7 +112,7 @@ _NO_END = 2**62
 
 
 def normalize_slice_bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
-    """Return a slice's bounds as strided_slice takes them; None is the axis's start or end."""
+    """Return a slice's bounds as strided_slice expects them; None is the axis's start or end."""
     return _slice_bound(extent, start, 0), _slice_bound(extent, end, _NO_END)
 
 

@@ -60,7 +60,7 @@ def _emit_resize(
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
     def resize_axes(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
-        """Resize the 1 to 3 spatial axes behind the channels."""
+        """Resize the 1 to 3 spatial axes after the channels."""
         return _RESIZE_OPS[axes](
             data, size=size, layout=_IMAGE_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,

@@ -78,7 +78,9 @@ class _RecurrentLayer:
         )  # fmt: skip
 
     def emit_steps(self, node: FxNode, data: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """Emit the layer step by step, for projections and float64, which the operator lacks."""
+        """Emit the layer step by step, for projections and float64, which the operator does not
+        support.
+        """
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.has_biases else [None, None]
         # The input projection of all steps is one matrix product, outside of the loop.

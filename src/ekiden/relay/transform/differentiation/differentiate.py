@@ -224,7 +224,7 @@ def _differentiate_with_tape(
 
 def _reachable_functions(module: IRModule, root: Function) -> list[GlobalVar]:
     """Return the Relay functions that a function calls, transitively. Raises DifferentiationError
-    for a function that the module lacks.
+    for a function that the module does not have.
     """
     reached: dict[GlobalVar, None] = {}
     work = [root]

@@ -34,7 +34,7 @@ def declared_entries(module: IRModule) -> tuple[str, ...]:
 
 
 def check_entries(module: IRModule) -> None:
-    """Raise CompileError for a declared entry function that the module lacks."""
+    """Raise CompileError for a declared entry function that the module does not have."""
     relay_names = {g.name_hint for g, f in module.functions.items() if isinstance(f, Function)}
     for name in declared_entries(module):
         if name not in relay_names:

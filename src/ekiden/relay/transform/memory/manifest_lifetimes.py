@@ -48,7 +48,7 @@ def _insert_kills(chain: LetChain, is_function_body: bool) -> LetChain:
 
 
 def _is_effect_only(value: RelayExpr) -> bool:
-    """Return whether a value is computed for its effect alone, with a unit result."""
+    """Return whether a value is computed only for its effect, with a unit result."""
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
     return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
 

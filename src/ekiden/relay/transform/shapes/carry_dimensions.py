@@ -79,7 +79,7 @@ def _determined_symbols(kind: Type) -> Iterator[Symbol]:
 
 
 def _is_tensor_tuple(kind: Type) -> bool:
-    """Return whether a type consists of tensors and tuples alone."""
+    """Return whether a type consists only of tensors and tuples."""
     if isinstance(kind, TupleType):
         return all(map(_is_tensor_tuple, kind.fields))
     return isinstance(kind, TensorType)

@@ -136,7 +136,7 @@ def find_host_domains(
 def _is_control_value(
     domain: DeviceDomain, steps: Sequence[KernelStep], qualified: Container[DeviceDomain]
 ) -> bool:
-    """Return whether a domain holds integers computed from small integers alone, some of them on
+    """Return whether a domain holds integers computed only from small integers, some of them on
     the host.
     """
     arguments = [p for step in steps for p in step.arguments]
