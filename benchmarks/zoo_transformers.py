@@ -489,7 +489,7 @@ def build_architecture(name: str, max_parameters: int) -> ZooModel:
                 max_parameters, lambda config=config: _module_from_config(config)
             )
             with torch.no_grad():
-                return _find_accepted_inputs(module, config)
+                return _find_valid_inputs(module, config)
         except Exception as error:  # of any kind: the next way may do
             why = error if isinstance(why, TooLargeError) else why
     raise why
@@ -507,7 +507,7 @@ def _module_from_config(config: Any) -> Any:  # noqa: ANN401
         return AutoModel.from_config(config).eval()
 
 
-def _find_accepted_inputs(module: Any, config: Any) -> ZooModel:  # noqa: ANN401
+def _find_valid_inputs(module: Any, config: Any) -> ZooModel:  # noqa: ANN401
     """Return the module with the first set of inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
     for candidate_inputs in _iter_input_sets(module, config):

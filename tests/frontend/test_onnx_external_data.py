@@ -210,12 +210,12 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path) -> None:
     os.link(tmp_path / "a" / "b" / "w.bin", tmp_path / "hard")
     for folder in (tmp_path, tmp_path / "linked"):
         location = "b/w.bin" if folder.name == "linked" else "a/b/w.bin"
-        assert external_data.open_below(str(folder), location) is None, "it has two names"
+        assert external_data.open_beneath(str(folder), location) is None, "it has two names"
     (tmp_path / "hard").unlink()
     for folder, location in (
         (tmp_path, "a/b/w.bin"), (tmp_path, "a/.//b/w.bin"), (tmp_path / "linked", "b/w.bin"),
     ):  # fmt: skip
-        handle = external_data.open_below(str(folder), location)
+        handle = external_data.open_beneath(str(folder), location)
         assert handle is not None and os.read(handle, 9) == b"1"
         os.close(handle)
     for location in (
@@ -230,8 +230,8 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path) -> None:
         "..",
         "/etc/hosts",
     ):
-        assert external_data.open_below(str(tmp_path), location) is None
-    assert external_data.open_below(str(tmp_path / "none"), "w.bin") is None
+        assert external_data.open_beneath(str(tmp_path), location) is None
+    assert external_data.open_beneath(str(tmp_path / "none"), "w.bin") is None
 
 
 def test_imported_module_is_independent_of_its_files(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class PassProfile:
     children: list[PassProfile] = field(default_factory=list)
 
     @property
-    def own_seconds(self) -> float:
+    def self_seconds(self) -> float:
         """Return the duration in seconds without the nested passes."""
         return self.seconds - sum(child.seconds for child in self.children)
 
@@ -218,7 +218,7 @@ class PassTimingInstrument(PassInstrument):
         stack = list(self.root.children)
         while stack:
             profile = stack.pop()
-            total[profile.name] = total.get(profile.name, 0.0) + profile.own_seconds
+            total[profile.name] = total.get(profile.name, 0.0) + profile.self_seconds
             stack.extend(profile.children)
         return total
 
@@ -233,7 +233,7 @@ class PassTimingInstrument(PassInstrument):
             profile, depth = stack.pop()
             lines.append(
                 f"{'  ' * depth}{profile.name}: {profile.seconds * 1e3:.3f} ms "
-                f"[{profile.own_seconds * 1e3:.3f} own] ({profile.seconds / total_seconds:.1%})"
+                f"[{profile.self_seconds * 1e3:.3f} own] ({profile.seconds / total_seconds:.1%})"
             )
             stack.extend((child, depth + 1) for child in reversed(profile.children))
         return "\n".join(lines)

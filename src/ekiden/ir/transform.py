@@ -96,7 +96,7 @@ class Pass:
     required: tuple[Pass | str, ...] = ()
     is_sequence: bool = False
     reason: str = ""
-    """Reason why the sequence requires this pass; see `required_member`."""
+    """Reason why the sequence requires this pass; see `as_required_pass`."""
 
     @property
     def info(self) -> PassInfo:
@@ -138,11 +138,11 @@ class Pass:
         return str(self.info)
 
 
-def required_member(member: Pass, reason: str) -> Pass:
-    """Return a pass as a member that its sequence requires: it runs at every opt level, and
-    disabling it is an error.
+def as_required_pass(member: Pass, reason: str) -> Pass:
+    """Return a pass marked as required in its sequence: it runs at every opt level, and disabling
+    it is an error.
 
-    What follows cannot do without it, for that reason.
+    `reason` is shown in that error: the later passes depend on the result.
     """
     return Pass(member.name, member.transform, member.opt_level, member.required, reason=reason)
 
@@ -171,7 +171,7 @@ class Sequential(Pass):
     """Sequence of passes, itself a pass; members may be given by name.
 
     The context decides whether a member runs, by its opt level and its lists, except for members
-    that have a `reason` (`required_member`). Raises PassError where one of these is disabled.
+    that have a `reason` (`as_required_pass`). Raises PassError where one of these is disabled.
     """
 
     __slots__ = ("passes",)

@@ -102,7 +102,7 @@ def _select_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te
         if not row.supports_target(target) or not row.accepts(tensor, target):
             continue
         # The micro-kernel reads full vectors of a panel without masks.
-        if not _has_whole_vector_panels(tensor, target):
+        if not _has_full_vector_panels(tensor, target):
             continue
         # All that follows must be elementwise on the anchor, so that it runs on sums in registers.
         if is_anchor_with_epilogue(tensor, row.anchored_outputs(outputs)):
@@ -197,7 +197,7 @@ def schedule_text(kernel: ScheduledKernel) -> str:
     )
 
 
-def _has_whole_vector_panels(anchor: te.Tensor, target: Target) -> bool:
+def _has_full_vector_panels(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the panels of a packed weight are whole vectors.
 
     An explicit layout may have narrower ones, whose last vector would end behind the weight.

@@ -496,7 +496,7 @@ def decoder_module(
             f"checkpoint: a decoder {config.architecture} has no place for {listed}{more}"
         )
     if adapters is not None:
-        adapters.check_unread()
+        adapters.check_unused()
     functions[GlobalVar(entry)] = _entry_function(forward, config, layout, inputs)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)

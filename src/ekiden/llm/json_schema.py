@@ -245,7 +245,7 @@ class _SchemaCompiler:
 
     def _object(self, keywords: Mapping[str, Any], path: tuple[str, ...]) -> str:
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
-        if not isinstance(properties, Mapping) or not _is_list_of_texts(required):
+        if not isinstance(properties, Mapping) or not _is_string_list(required):
             raise self._error(path, "'properties' and a list of names 'required' expected")
         additional = keywords.get("additionalProperties", "properties" not in keywords)
         if not properties and not required and additional is not False:
@@ -306,7 +306,7 @@ class _SchemaCompiler:
         return InputError(f"schema{' at ' + schema_path if schema_path else ''}: {message}")
 
 
-def _is_list_of_texts(value: object) -> bool:
+def _is_string_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 

@@ -43,7 +43,7 @@ from ekiden.llm.prompt_cache import (
     prompt_model_digest,
 )
 from ekiden.llm.sampling import Sampling
-from ekiden.llm.state_space import refuse_state_options, state_layout
+from ekiden.llm.state_space import reject_state_options, state_layout
 from ekiden.llm.token_trie import TokenTrie
 from ekiden.llm.tokenizer import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError
@@ -129,7 +129,7 @@ def load(
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
     if decoder.state_space:
-        refuse_state_options(
+        reject_state_options(
             {"draft": draft, "adapters": adapters, "prompt_cache": prompt_cache}, cache, decoder
         )
         layout = state_layout(context)

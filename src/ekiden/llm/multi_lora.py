@@ -84,7 +84,7 @@ class AdapterSet:
             np.concatenate(downs), np.concatenate(ups, axis=1), np.concatenate(owners)
         )
 
-    def check_unread(self) -> None:
+    def check_unused(self) -> None:
         """Raise UnsupportedError for an adapted weight that no product has read."""
         for number, name in sorted(self._unread):
             raise UnsupportedError(

@@ -32,7 +32,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = [
     "StateInputs",
     "recurrences",
-    "refuse_state_options",
+    "reject_state_options",
     "state_layout",
     "state_space_layer",
     "state_width",
@@ -119,7 +119,7 @@ def state_layout(context: int) -> CacheLayout:
     return CacheLayout(context, "float32", 1)
 
 
-def refuse_state_options(
+def reject_state_options(
     options: Mapping[str, object], cache: str | None, config: DecoderConfig
 ) -> None:
     """Raise InputError for what texts with states cannot have: pages that others share, tokens that

@@ -61,11 +61,11 @@ def _tvm_functions(folder: Path) -> dict[str, Callable[..., object]]:
         "tvm.rpc.server.remove": remove_file,
         "tvm.rpc.server.listdir": lambda name="": ",".join(sorted(os.listdir(folder))),
         "tvm.rpc.server.load_module": lambda name: load_module(session_path(name)),
-        "tvm.rpc.server.download_linked_module": _refuse_linking,
+        "tvm.rpc.server.download_linked_module": _reject_linking,
     }
 
 
-def _refuse_linking(name: str) -> bytes:
+def _reject_linking(name: str) -> bytes:
     """Raise ValueError: linking an uploaded archive needs a compiler, which a session may not
     start.
     """

@@ -162,10 +162,10 @@ def group_by_operation(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.op, []).append(tensor)
-    return [_add_unread_outputs(g) for g in groups.values()]
+    return [_add_unused_outputs(g) for g in groups.values()]
 
 
-def _add_unread_outputs(group: list[Tensor]) -> list[Tensor]:
+def _add_unused_outputs(group: list[Tensor]) -> list[Tensor]:
     """Add the outputs of externs and tuple reductions that nobody reads: they are written all the
     same.
     """

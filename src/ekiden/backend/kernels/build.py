@@ -309,11 +309,11 @@ def build_kernels(
 
 def _bind_symbols(form: Function, function: Function) -> dict[str, PrimExpr]:
     """Return the map from symbols of the canonical form to dimensions of the function."""
-    pairs = zip(_all_dims(form), _all_dims(function), strict=True)
+    pairs = zip(_signature_dims(form), _signature_dims(function), strict=True)
     return {dim.name: own for dim, own in pairs if isinstance(dim, PrimVar)}
 
 
-def _all_dims(function: Function) -> list[PrimExpr]:
+def _signature_dims(function: Function) -> list[PrimExpr]:
     """Return the dimensions of all parameters, then of the results."""
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
     return [

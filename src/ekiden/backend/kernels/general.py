@@ -173,7 +173,7 @@ class GeneralFormBuilder:
             self._allocate_tensor(tensor)
         if isinstance(op, te.ComputeOp):
             self.stages += self._box_stages(
-                group, [self._whole_destination(tensor) for tensor in group]
+                group, [self._full_destination(tensor) for tensor in group]
             )
             return
         if not isinstance(op, te.ExternOp):
@@ -228,7 +228,7 @@ class GeneralFormBuilder:
             self.sizes.size_number(destination.offset),
         ]
 
-    def _whole_destination(self, tensor: te.Tensor) -> list[int]:
+    def _full_destination(self, tensor: te.Tensor) -> list[int]:
         strides = self.sizes.strides(tensor.whole_shape)
         return [self.buffers[tensor], *strides, self.sizes.constant(0)]
 

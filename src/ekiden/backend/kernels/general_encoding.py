@@ -364,14 +364,14 @@ class CodeBuilder:
             if (
                 isinstance(expr, FloorMod)
                 and merged
-                and self._is_whole_quotient(*merged[-1], expr, scale)
+                and self._is_exact_quotient(*merged[-1], expr, scale)
             ):
                 merged[-1] = (expr.a, scale)
             else:
                 merged.append((expr, scale))
         return merged
 
-    def _is_whole_quotient(
+    def _is_exact_quotient(
         self, outer: PrimExpr, wide: int, remainder: FloorMod, scale: int
     ) -> bool:
         """Return whether a scaled quotient and a scaled remainder recombine to one scaled

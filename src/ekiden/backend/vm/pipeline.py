@@ -21,7 +21,7 @@ from ekiden.backend.vm.unsupported_operators import unsupported_on_device
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, PassContext
-from ekiden.ir.transform import Pass, Sequential, required_member
+from ekiden.ir.transform import Pass, Sequential, as_required_pass
 from ekiden.relay.qnn import transform as qnn
 from ekiden.relay.transform.devices.plan_devices import PlanDevices
 from ekiden.relay.transform.devices.schedule_device_work import DevicesFirst
@@ -105,29 +105,29 @@ def vm_pipeline(
     layout = layout or target
     devices = (layout, *(config.device_targets if config is not None else ()))
     most_inputs = min((t.most_inputs for t in devices if t.most_inputs), default=0)
-    infer_type = required_member(InferType(), "to know the types of a program")
+    infer_type = as_required_pass(InferType(), "to know the types of a program")
     return Sequential(
         (
             RemoveUnusedFunctions(),
-            required_member(CallPrimFuncs(), "to call loop programs"),
+            as_required_pass(CallPrimFuncs(), "to call loop programs"),
             infer_type,
-            required_member(EtaExpand(), "to make constructors functions"),
+            as_required_pass(EtaExpand(), "to make constructors functions"),
             infer_type,
-            required_member(InlineKernels(), "to know what is a kernel by its call"),
+            as_required_pass(InlineKernels(), "to know what is a kernel by its call"),
             Inline(),
-            required_member(
+            as_required_pass(
                 Legalize(), "as an operator may have no kernel but what it is legalized to"
             ),
             qnn.Legalize(),
             IntegerProducts(),  # before weights fold to the floats they stand for
             FoldConstant(fold_qnn=True),  # the dialect's products of bytes want constant weights
             FoldExplicitPadding(),  # also by zero points, which the next pass forgets
-            required_member(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
-            required_member(ExpandOps(), "as there are no kernels for these operators"),
+            as_required_pass(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
+            as_required_pass(ExpandOps(), "as there are no kernels for these operators"),
             SimplifyInference(),
             FoldConstant(),
             # shapes that are constants are known now
-            required_member(BindDimensions(), "to give names to dimensions that are data"),
+            as_required_pass(BindDimensions(), "to give names to dimensions that are data"),
             SimplifyExpr(exact=True),  # what rounds as before
             FastMath(),  # for who asks: from opt level 4 on, or by its name
             FlattenAtrousConv(),
@@ -150,7 +150,7 @@ def vm_pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
-            required_member(SplitArgs(most_inputs), FEW_INPUTS_REASON)
+            as_required_pass(SplitArgs(most_inputs), FEW_INPUTS_REASON)
             if most_inputs
             else SplitArgs(MAX_CONCAT_INPUTS),
             # also what inlining and the passes above put into loops
@@ -159,32 +159,32 @@ def vm_pipeline(
             # nothing that merges values may follow
             *(
                 (
-                    required_member(
+                    as_required_pass(
                         min_cut_placement.PlaceByCost(config), "as who measured has asked for"
                     ),
                 )
                 if PassContext.current().config.get(PLACEMENT_COSTS_OPTION)
                 else ()
             ),
-            required_member(
+            as_required_pass(
                 PlanDevices(config, marks=False, refuses=unsupported_on_device(config)),
                 "to say where each value lives",
             ),
-            required_member(
+            as_required_pass(
                 FuseOps(most_inputs=most_inputs or MAX_CONCAT_INPUTS),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
             *(() if any(t.kind.has_threads for t in devices) else (FuseRanges(),)),
-            required_member(ToANormalForm(), "to put the program into order"),
+            as_required_pass(ToANormalForm(), "to put the program into order"),
             DeadCodeElimination(),
             InlinePrimitives(),
             DevicesFirst(),
-            required_member(LambdaLift(), "to make functions inside of others global"),
+            as_required_pass(LambdaLift(), "to make functions inside of others global"),
             RemoveUnusedFunctions(),  # what was inlined everywhere
             infer_type,
-            required_member(HoistDimensions(), "to compute dimensions where they are known"),
-            required_member(CarryDimensions(), "to pass dimensions to where they are needed"),
-            required_member(ManifestAlloc(), "to allocate results"),
+            as_required_pass(HoistDimensions(), "to compute dimensions where they are known"),
+            as_required_pass(CarryDimensions(), "to pass dimensions to where they are needed"),
+            as_required_pass(ManifestAlloc(), "to allocate results"),
             *((ConcatenateInPlace(), SliceInPlace()) if in_place else ()),
             *(_memory_passes(None, concurrent) if plans_memory else ()),
         ),

@@ -230,7 +230,7 @@ class _LinearScanAllocator:
 
     def rewrite(self) -> tuple[int, tuple[Instruction, ...]]:
         """Rewrite the function; return the number of registers and the instructions."""
-        self._free_unread_params()
+        self._free_unused_params()
         for at, instruction in enumerate(self.code):
             if at in self.liveness.live_in:
                 self._enter_target(at)
@@ -247,7 +247,7 @@ class _LinearScanAllocator:
                 self.register_kinds = {}
         return self.register_file.count, _thread_jumps(self.code, self.rewritten)
 
-    def _free_unread_params(self) -> None:
+    def _free_unused_params(self) -> None:
         """Free parameters that nothing reads at entry."""
         used = {register for instruction in self.code for register in read_registers(instruction)}
         for param in [p for p in self.register_file.register_of if p not in used]:

@@ -108,7 +108,7 @@ def decode_constant(attribute: ir.Attribute) -> Array:
         value = np.asarray(attribute.get_splat_value().value, dtype)
         return np.broadcast_to(value, shape)
     if find_narrow_dtype(kind) is not None:
-        return _eval_in_carrier(attribute).astype(dtype).reshape(shape)
+        return _eval_in_storage_dtype(attribute).astype(dtype).reshape(shape)
     if (
         relay_dtype(kind) == "bfloat16"
     ):  # for which MLIR has no buffer, and JAX 0.6 ends the process
@@ -132,7 +132,7 @@ def decode_complex_constant(constant: ir.Operation) -> tuple[Array, Array]:
         return real, imaginary
 
 
-def _eval_in_carrier(attribute: ir.Attribute) -> Array:
+def _eval_in_storage_dtype(attribute: ir.Attribute) -> Array:
     """Decode a constant of a narrow dtype by a StableHLO program that converts it to the
     carrier.
     """

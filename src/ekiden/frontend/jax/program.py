@@ -136,7 +136,7 @@ class _ProgramImport:
         for leaf in self.signature.inputs:
             input_value = self.main.add_tensor_input(leaf.name, self._input_type(leaf))
             if leaf.is_read:
-                inputs.append(self._cast_to_carrier(input_value, next(arguments)))
+                inputs.append(self._cast_to_storage_dtype(input_value, next(arguments)))
         reported: Unsupported | None = None
         results: ImportedValues = []
         try:
@@ -157,7 +157,7 @@ class _ProgramImport:
             constraints=tuple(self.scope.constraints.values()),
         )
 
-    def _cast_to_carrier(self, value: Value, argument: ir.Value) -> Value:
+    def _cast_to_storage_dtype(self, value: Value, argument: ir.Value) -> Value:
         """Cast an input to the dtype that the program computes in."""
         dtype = relay_dtype(argument.type)
         if value.type.dtype == dtype:

@@ -5,7 +5,7 @@
 
 A model may come from an untrusted source, and must not make a reader open files elsewhere: the
 package onnx refuses symbolic links, hard links and paths that leave the model's folder, and so does
-`open_below`. What neither function accepts is left to that package, whose errors name the fault.
+`open_beneath`. What neither function accepts is left to that package, whose errors name the fault.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _is_size(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
-def open_below(folder: str, location: str) -> int | None:
+def open_beneath(folder: str, location: str) -> int | None:
     """Open a regular file below a folder, component by component, and return its descriptor, which
     the caller owns. None if a component is a link, for what is not a regular file with a single
     hard link, and for what cannot be opened.
@@ -100,4 +100,4 @@ def _open_at(folder: int, name: str, flags: int) -> int:
         os.close(folder)
 
 
-__all__ = ["external_location", "open_below"]
+__all__ = ["external_location", "open_beneath"]

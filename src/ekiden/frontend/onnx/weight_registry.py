@@ -19,7 +19,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from ekiden.frontend.onnx.external_data import external_location, open_below
+from ekiden.frontend.onnx.external_data import external_location, open_beneath
 from ekiden.frontend.onnx.lazy_onnx import onnx
 from ekiden.frontend.onnx.weight_stripping import CUT_LOCATION, cut_weights, mark_cut
 from ekiden.ir.op import Array
@@ -71,7 +71,7 @@ class WeightRegistry:
 
     def _map_file(self, folder: str, location: str) -> memoryview | None:
         """Map or read an external data file; None if it cannot be opened below the folder."""
-        handle = open_below(folder, location)
+        handle = open_beneath(folder, location)
         if handle is None:
             return None
         # adopt takes ownership of the descriptor if it can map the file.

@@ -38,7 +38,7 @@ def apply_adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[SparseAxisM
     return grad
 
 
-def _mask_outside_indices(indices: Tensor, size: int, weights: Tensor) -> SparseAxisMap:
+def _mask_out_of_bounds_indices(indices: Tensor, size: int, weights: Tensor) -> SparseAxisMap:
     """Return the map with indices clamped to the axis and the weights of outside ones set to 0."""
     # Clamped with weight 0 instead of dropped: index_add needs a rectangular index.
     inside = (indices >= 0) & (indices < size)
@@ -69,7 +69,7 @@ def _avg_pool_backward(
         low, high = (0, size) if not count_include_pad else (-side, size + side)
         count = ((indices >= low) & (indices < high)).sum(1, keepdim=True).clamp(min=1)
         weights = torch.ones_like(count, dtype=torch.float64) / (1 if divisor else count)
-        maps.append(_mask_outside_indices(indices, size, weights.expand(indices.shape)))
+        maps.append(_mask_out_of_bounds_indices(indices, size, weights.expand(indices.shape)))
     return apply_adjoint(grad / divisor if divisor else grad, sizes, maps)
 
 
@@ -82,7 +82,7 @@ def _adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
         # A bin spans at most size // out + 2 elements, as both of its ends are rounded outward.
         indices = start + torch.arange(size // out + 2)
         weights = (indices < end) / (end - start).double()
-        maps.append(_mask_outside_indices(indices, size, weights))
+        maps.append(_mask_out_of_bounds_indices(indices, size, weights))
     return apply_adjoint(grad, sizes, maps)
 
 

@@ -37,7 +37,7 @@ def rewrite_with_row_bounds(
 
     def rewrite_bounded(e: PrimExpr) -> PrimExpr:
         """Rewrite an exponential or a quotient with known bounds."""
-        if isinstance(e, Intrinsic) and _row_of_exponential(e, extents) is not None:
+        if isinstance(e, Intrinsic) and _match_softmax_numerator(e, extents) is not None:
             return exp_of_nonpositive(e.args[0])
         if isinstance(e, Div) and has_fma and _is_probability(e, extents):
             return _divide_with_correction(e.a, e.b)
@@ -62,7 +62,7 @@ def exp_of_nonpositive(x: PrimExpr) -> PrimExpr:
     return call_intrin("exp", minimum(x, zero), dtype=x.dtype)
 
 
-def _row_of_exponential(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
+def _match_softmax_numerator(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
     """Return the row variable if an expression is exp(value - row maximum), else None."""
     if not isinstance(e, Intrinsic) or e.op != "exp" or not isinstance(e.args[0], Sub):
         return None
@@ -80,7 +80,7 @@ def _is_probability(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
     if not isinstance(op, ComputeOp) or along is None:
         return False
     axes = {a.var: a.extent for a in op.axis}
-    row = _row_of_exponential(op.body[power.producer.value_index], axes)
+    row = _match_softmax_numerator(op.body[power.producer.value_index], axes)
     return op.axis[-1].var is row and power.indices[-1] is along
 
 

@@ -34,7 +34,7 @@ from ekiden.kernels.conv_geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
 from ekiden.kernels.cpu.padding import BandLoop, emit_pad_copy, lines_per_band
-from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_inside
+from ekiden.kernels.cpu.window_taps import ResultRanges, TapRanges, bind_taps_in_bounds
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import RANGE_EPILOGUE, Family, elements_per_word, product_dtype
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
@@ -164,20 +164,20 @@ class ConvKernel:
             loops.append(loop_over_axis(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
         if kh > 1:
             loops.append(loop_over_axis(LINE_AXIS, kh, row * dy, per_tap * kw))
-        if kw == 1 or self.has_whole_rows:
+        if kw == 1 or self.has_full_rows:
             return [*loops, self.kernel_row_loop()]
         return [*loops, loop_over_axis(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
     def kernel_row_loop(self) -> SumLoop:
         """Return the loop over the contiguous taps and channels of a kernel row."""
-        return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
+        return self.channel_loop(self.geometry.kernel[1] if self.has_full_rows else 1)
 
     @property
-    def has_whole_rows(self) -> bool:
+    def has_full_rows(self) -> bool:
         """Return whether the taps of a kernel row are contiguous."""
         return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
 
-    def bind_taps_inside(
+    def bind_taps_in_bounds(
         self, positions: ResultRanges, results: int = 1
     ) -> tuple[LetBindings, TapRanges]:
         """Return let-bindings and tap ranges inside the data for `results` neighbouring results,
@@ -188,9 +188,9 @@ class ConvKernel:
             return [], {}
         padded_axes = {n: at for n, at in positions.items() if windows[n].may_skip_taps(results)}
         # The taps of a row are one loop with the channels: none can be left out alone.
-        if self.has_whole_rows:
+        if self.has_full_rows:
             padded_axes.pop(PIXEL_AXIS, None)
-        return bind_taps_inside(windows, padded_axes)
+        return bind_taps_in_bounds(windows, padded_axes)
 
     def k_block_offsets(self) -> tuple[PrimExpr, PrimExpr]:
         """Return the offsets of the current block of k in a pixel's data and in a panel."""
@@ -353,7 +353,7 @@ class ConvKernel:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
             return self.emit_tile(rows, pixel_indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
-        lets, taps = self.bind_taps_inside(
+        lets, taps = self.bind_taps_in_bounds(
             {SLICE_AXIS: self.depth_slice_range(first, first + (rows - 1))}
         )
         tile = self.emit_tile(rows, pixel_indices, list(starts), first, panel, number, taps)
@@ -454,7 +454,7 @@ class ConvKernel:
         pixel = self.geometry.data[3]
         line, start = n * height + y, offset + panel.channel
         slice = n % maximum(self.geometry.depth.num_results, const(1))
-        lets, taps = self.bind_taps_inside({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
+        lets, taps = self.bind_taps_in_bounds({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
         if self.uses_amx:
             step = simplify(pixel * sx)
             return row_tiles_with_tail(
@@ -478,7 +478,7 @@ class ConvKernel:
             a_rows = [begin + step * i for i in range(rows)]
             # Taps that lie in the padding for all pixels of the tile are left out instead of
             # multiplied by zeros.
-            own, across = self.bind_taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
+            own, across = self.bind_taps_in_bounds({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
             tile = self.emit_tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps

@@ -181,7 +181,7 @@ class _TransposedConvKernel(ConvKernel):
         )
         return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
-    def bind_taps_inside(
+    def bind_taps_in_bounds(
         self, positions: ResultRanges, results: int = 1
     ) -> tuple[LetBindings, TapRanges]:
         """Return no restriction: every window covers the taps of all phases."""

@@ -236,7 +236,7 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
     panel.
     """
 
-    def min_rows_for(columns: int) -> int:
+    def min_tile_rows_for(columns: int) -> int:
         """Return the minimal rows that hide their panel's prefetches, as do any more up to
         MAX_DYNAMIC_TILE_ROWS.
         """
@@ -249,8 +249,8 @@ def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dic
 
     narrow = (sizes.columns or 0) % width
     return {
-        "l1_prefetch_min_rows": min_rows_for(width),
-        "l1_prefetch_min_rows_narrow": min_rows_for(narrow) if narrow else 1,
+        "l1_prefetch_min_rows": min_tile_rows_for(width),
+        "l1_prefetch_min_rows_narrow": min_tile_rows_for(narrow) if narrow else 1,
     }
 
 

@@ -152,7 +152,7 @@ class DepthwiseKernel:
             lambda channel, columns: self.emit_line(n, y, start, channel, columns)
         )
 
-    def bind_tap_rows_inside(
+    def bind_tap_rows_in_bounds(
         self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
     ) -> Stmt:
         """Bind the first data line, kernel row and number of kernel rows inside the data around an
@@ -162,7 +162,7 @@ class DepthwiseKernel:
         at, first, rows = Var("y"), Var("first"), Var("rows")
         top = at * window.stride - window.pad_before
         inside = body(at, top + first * window.dilation, first, rows)
-        lets = [(at, y), *zip((first, rows), window.taps_inside_data(at, at), strict=True)]
+        lets = [(at, y), *zip((first, rows), window.taps_in_bounds(at, at), strict=True)]
         return wrap_in_lets(lets, inside)
 
     def body(self) -> Stmt:

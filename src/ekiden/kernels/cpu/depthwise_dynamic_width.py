@@ -38,7 +38,7 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
             lines = self.emit_channel_lines(line // height, y, start)
             return LetStmt(start, simplify(at), lines)
 
-        body = self.bind_tap_rows_inside(line % height, emit_lines)
+        body = self.bind_tap_rows_in_bounds(line % height, emit_lines)
         return For(line, const(0), simplify(images * height), ForKind.PARALLEL, body, {"grain": 2})
 
     def emit_line(
@@ -68,7 +68,7 @@ class DynamicWidthDepthwiseKernel(DepthwiseKernel):
 
         def emit_border_pixels(low: PrimExpr, high: PrimExpr) -> Stmt:
             """Emit the border pixels [low, high), one at a time, over the taps inside the data."""
-            lets = [*zip((tap, taps), window.taps_inside_data(pixel, pixel), strict=True)]
+            lets = [*zip((tap, taps), window.taps_in_bounds(pixel, pixel), strict=True)]
             body = wrap_in_lets(lets, emit_pixel_tile(1, pixel, tap, taps))
             return For(pixel, low, simplify(high - low), ForKind.SERIAL, body)
 

@@ -72,7 +72,7 @@ class LineGeometry:
         step = geometry.kernel[1], geometry.strides[1], geometry.dilation[1]
         return LineGeometry(width, size, *step, pad_left)
 
-    def pixels_inside_per_tap(self, first: int, pixels: int) -> tuple[tuple[int, ...], ...]:
+    def valid_pixels_per_tap(self, first: int, pixels: int) -> tuple[tuple[int, ...], ...]:
         """Return, for each tap of a row, the pixels for which it is inside the data."""
         starts = [(first + p) * self.stride - self.left for p in range(pixels)]
         return tuple(
@@ -80,10 +80,10 @@ class LineGeometry:
             for tap in range(self.kernel)
         )
 
-    def are_taps_inside(self, first: int, pixels: int) -> bool:
+    def are_taps_in_bounds(self, first: int, pixels: int) -> bool:
         """Return whether all taps of some pixels are inside the data."""
         return all(
-            len(tap_pixels) == pixels for tap_pixels in self.pixels_inside_per_tap(first, pixels)
+            len(tap_pixels) == pixels for tap_pixels in self.valid_pixels_per_tap(first, pixels)
         )
 
     def balanced_tiles(self, max_pixels: int) -> list[tuple[int, int]]:
@@ -95,9 +95,11 @@ class LineGeometry:
 
     def num_edge_taps(self, max_pixels: int) -> int:
         """Return the number of multiply-adds of the tiles that have taps outside the data."""
-        ends = [tile for tile in self.balanced_tiles(max_pixels) if not self.are_taps_inside(*tile)]
+        ends = [
+            tile for tile in self.balanced_tiles(max_pixels) if not self.are_taps_in_bounds(*tile)
+        ]
         return sum(
-            len(tap_pixels) for tile in ends for tap_pixels in self.pixels_inside_per_tap(*tile)
+            len(tap_pixels) for tile in ends for tap_pixels in self.valid_pixels_per_tap(*tile)
         )
 
 
@@ -137,7 +139,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 )
             )
 
-        inside = self.bind_tap_rows_inside(line % height, emit_line_channel_groups)
+        inside = self.bind_tap_rows_in_bounds(line % height, emit_line_channel_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
 
     def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
@@ -175,7 +177,7 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
                 const(0),
                 count,
                 ForKind.SERIAL,
-                self.bind_tap_rows_inside(y + line, emit_copied_line),
+                self.bind_tap_rows_in_bounds(y + line, emit_copied_line),
             )
             return seq(
                 self.emit_band_copy((image * size + low), high - low, channel, columns), lines
@@ -245,8 +247,8 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
             return self.emit_tile(pixels, columns, base, weights, loops, store)
 
         return seq(*(
-            emit_pixel_tile(const(x), pixels, self.line_geometry.pixels_inside_per_tap(x, pixels))
-            if count == 1 and not self.line_geometry.are_taps_inside(x, pixels)
+            emit_pixel_tile(const(x), pixels, self.line_geometry.valid_pixels_per_tap(x, pixels))
+            if count == 1 and not self.line_geometry.are_taps_in_bounds(x, pixels)
             else _emit_tile_run(x, pixels, count, emit_pixel_tile)
             for x, pixels, count in self.tile_runs()
         ))  # fmt: skip
@@ -258,7 +260,9 @@ class InPlaceDepthwiseKernel(DepthwiseKernel):
         tiles = self.line_geometry.balanced_tiles(self.pixels)
         alike = groupby(
             tiles,
-            key=lambda t: t[1] if self.line_geometry.are_taps_inside(*t) else (t[0], "at an end"),
+            key=lambda t: (
+                t[1] if self.line_geometry.are_taps_in_bounds(*t) else (t[0], "at an end")
+            ),
         )
         for _, group in alike:
             (x, pixels), *more = group

@@ -45,7 +45,7 @@ class WindowAxis:
             for zeros in (self.pad_before, self.pad_after)
         )
 
-    def taps_inside_data(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def taps_in_bounds(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the first tap inside the data for any of the results `first` to `last`, and the
         number of taps up to the last such one.
         """
@@ -59,7 +59,7 @@ class WindowAxis:
         return simplify(begin), simplify(maximum(const(0), end - begin))
 
 
-def bind_taps_inside(
+def bind_taps_in_bounds(
     windows: Sequence[WindowAxis], result_ranges: ResultRanges
 ) -> tuple[LetBindings, TapRanges]:
     """Return let-bindings and tap ranges inside the data, for ranges of results per axis."""
@@ -68,8 +68,8 @@ def bind_taps_inside(
     for axis, (first, last) in result_ranges.items():
         begin, count = Var("tap"), Var("taps")
         taps[axis] = begin, count
-        lets += zip((begin, count), windows[axis].taps_inside_data(first, last), strict=True)
+        lets += zip((begin, count), windows[axis].taps_in_bounds(first, last), strict=True)
     return lets, taps
 
 
-__all__ = ["ResultRanges", "TapRanges", "WindowAxis", "bind_taps_inside"]
+__all__ = ["ResultRanges", "TapRanges", "WindowAxis", "bind_taps_in_bounds"]

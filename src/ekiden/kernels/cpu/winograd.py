@@ -279,7 +279,7 @@ class _WinogradKernel:
         assert isinstance(padding, tuple)
         self.top, self.left = int(padding[0]), int(padding[1])
 
-    def is_patch_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
+    def is_patch_in_bounds(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
         """Return whether the patch at a position is completely inside the data; a constant where
         all are.
         """
@@ -385,7 +385,7 @@ class _WinogradKernel:
         near = self.emit_data_transform_columns(self.data, offset, row, self.depth, stage, mask)
         far = self.emit_data_transform_columns(patch, const(0), const(size * lanes), lanes, stage)
         fill = self.emit_patch_copy(patch, corner, offset, mask)
-        inside = self.is_patch_inside(*corner)
+        inside = self.is_patch_in_bounds(*corner)
         # Only patches over the border are copied first: inside, columns are read as they lie.
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
         staged = [load_vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]

@@ -179,7 +179,7 @@ def compute_at(
     for buffer in block_writes(realize.block):
         # Only what the loop reads is computed, but the caller of the function reads all of an
         # output.
-        if program.is_param(buffer) and not _is_read_whole(program, realize, buffer):
+        if program.is_param(buffer) and not _is_read_in_full(program, realize, buffer):
             refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
         require_sole_writer(step, program, realize, buffer)
     require_kind(step, realize, COMPLETE, REDUCTION)
@@ -197,7 +197,7 @@ def compute_at(
     return without.replace(loop.body, flatten_seq(*below[0], nest, *below[1]))
 
 
-def _is_read_whole(program: ScheduleProgram, realize: BlockRealize, buffer: Buffer) -> bool:
+def _is_read_in_full(program: ScheduleProgram, realize: BlockRealize, buffer: Buffer) -> bool:
     """Return whether a reader surely reads every element of a buffer: at its own iterators, one for
     each axis, over the whole of it.
     """

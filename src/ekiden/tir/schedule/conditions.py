@@ -331,7 +331,7 @@ def _region_body(
     is_unit = is_const(region.extent, 1)
     step: PrimExpr = const(0, var.dtype) if is_unit else var
     for inner_var, (begin, size) in region.parts.items():
-        body = _LoopRebaser(inner_var, step * size + begin, size).visit(body)
+        body = _LoopNormalizer(inner_var, step * size + begin, size).visit(body)
     analyzer.bind(var, 0, region.extent)
     body = substitute_and_simplify(body, {loop.loop_var: region.begin + step}, analyzer)
     return serial_loop(var, region.extent, body)
@@ -422,7 +422,7 @@ class _BlockReplacer(StmtMutator):
         return self._new if stmt is self._old else stmt
 
 
-class _LoopRebaser(StmtMutator):
+class _LoopNormalizer(StmtMutator):
     """Mutator that rebases a loop over equal tiles to begin at 0."""
 
     def __init__(self, var: Var, begin: PrimExpr, size: int) -> None:

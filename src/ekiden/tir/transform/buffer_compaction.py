@@ -232,7 +232,7 @@ def _is_rewritten_each_iteration(body: Stmt, buffer: Buffer, outer: Sequence[For
     carried from the previous one.
     """
     touched = buffer_accesses(body, buffer, shared_conditions(body, buffer))
-    if _begins_with_all_it_reads(buffer, touched, outer):
+    if _is_defined_before_read(buffer, touched, outer):
         return True
     # What no iteration of an inner loop carries, none of an outer one does.
     inner = _only_accessing_child(body, buffer)
@@ -251,7 +251,7 @@ def _only_accessing_child(s: Stmt, buffer: Buffer) -> Stmt | None:
     return touching[0]
 
 
-def _begins_with_all_it_reads(
+def _is_defined_before_read(
     buffer: Buffer, touched: Sequence[Access], outer: Sequence[For]
 ) -> bool:
     """Return whether the first of a statement's accesses is a store that happens, and some store

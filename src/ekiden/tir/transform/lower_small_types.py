@@ -22,20 +22,20 @@ from ekiden.tir.stmt_summary import summarize_stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
-def _is_carrier_value(e: PrimExpr) -> bool:
+def _is_storage_value(e: PrimExpr) -> bool:
     """Return whether a small number is already written as its carrier."""
     return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_byte_stored(e.dtype)
 
 
-def _wrap_carrier(value: PrimExpr, dtype: str) -> PrimExpr:
+def _wrap_storage(value: PrimExpr, dtype: str) -> PrimExpr:
     """Return a small number by its carrier: the intermediate form of every expression of a small
     type.
     """
     return Intrinsic("reinterpret", (value,), dtype)
 
 
-def _unwrap_carrier(e: PrimExpr) -> PrimExpr:
-    return e.args[0] if isinstance(e, Intrinsic) and _is_carrier_value(e) else e
+def _unwrap_storage(e: PrimExpr) -> PrimExpr:
+    return e.args[0] if isinstance(e, Intrinsic) and _is_storage_value(e) else e
 
 
 class _SmallTypeLowerer(StmtMutator):
@@ -54,20 +54,20 @@ class _SmallTypeLowerer(StmtMutator):
         if dt.lanes(e.dtype) > 1 and dt.is_byte_stored(dt.element_dtype(e.dtype)):
             raise InternalError(f"vectors of {e.dtype} cannot be computed with: {e!r}")
         match e:
-            case Intrinsic(op="reinterpret") if small or _is_carrier_value(e.args[0]):
-                value = _unwrap_carrier(e.args[0])
-                return _wrap_carrier(value, e.dtype) if small else cast(value, e.dtype)
-            case Cast() if small or _is_carrier_value(e.value):
-                value = convert_small_dtype(_unwrap_carrier(e.value), e.value.dtype, e.dtype)
-                return _wrap_carrier(value, e.dtype) if small else value
+            case Intrinsic(op="reinterpret") if small or _is_storage_value(e.args[0]):
+                value = _unwrap_storage(e.args[0])
+                return _wrap_storage(value, e.dtype) if small else cast(value, e.dtype)
+            case Cast() if small or _is_storage_value(e.value):
+                value = convert_small_dtype(_unwrap_storage(e.value), e.value.dtype, e.dtype)
+                return _wrap_storage(value, e.dtype) if small else value
             case IntImm() | FloatImm() if small:
-                return _wrap_carrier(_constant_carrier(e.value, e.dtype), e.dtype)
+                return _wrap_storage(_constant_storage(e.value, e.dtype), e.dtype)
             case BufferLoad() if small:
-                return _wrap_carrier(_lower_load(e), e.dtype)
-            case BinaryExpr() if _is_carrier_value(e.a):
+                return _wrap_storage(_lower_load(e), e.dtype)
+            case BinaryExpr() if _is_storage_value(e.a):
                 return self._lower_binary(e)
         if small:  # it chooses among small numbers
-            return _wrap_carrier(
+            return _wrap_storage(
                 _relabel_dtype(_strip_likely(e), dt.storage_dtype(e.dtype)), e.dtype
             )
         return e
@@ -77,11 +77,11 @@ class _SmallTypeLowerer(StmtMutator):
         kind = e.a.dtype
         # Every value of a small float type is exact in float32.
         wide = "float32" if kind in dt.SMALL_FLOATS else dt.storage_dtype(kind)
-        a, b = (convert_small_dtype(_unwrap_carrier(x), kind, wide) for x in (e.a, e.b))
+        a, b = (convert_small_dtype(_unwrap_storage(x), kind, wide) for x in (e.a, e.b))
         if not dt.is_byte_stored(e.dtype):
             return e.with_fields(a=a, b=b)
         wide_result = e.with_fields(a=a, b=b, dtype=wide)
-        return _wrap_carrier(convert_small_dtype(wide_result, wide, kind), kind)
+        return _wrap_storage(convert_small_dtype(wide_result, wide, kind), kind)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Store a value as its carrier; a packed one changes only its bits of the byte."""
@@ -89,7 +89,7 @@ class _SmallTypeLowerer(StmtMutator):
         visited = super().visit_store(stmt)
         if not isinstance(visited, BufferStore) or not dt.is_byte_stored(kind):
             return visited
-        value, (index,) = _unwrap_carrier(visited.value), visited.indices
+        value, (index,) = _unwrap_storage(visited.value), visited.indices
         if not dt.is_packed(kind):
             return visited.with_fields(value=cast(value, "uint8"))
         byte, shift = _byte_and_shift(index, kind)
@@ -115,7 +115,7 @@ class _SmallTypeLowerer(StmtMutator):
         return super().visit_let(stmt)
 
 
-def _constant_carrier(value: int | float, dtype: str) -> PrimExpr:
+def _constant_storage(value: int | float, dtype: str) -> PrimExpr:
     """Return a constant in its carrier."""
     if dtype in dt.SMALL_FLOATS:
         return const(int(dt.to_numpy(dtype).type(value).view("uint8")), "uint8")
@@ -146,7 +146,7 @@ def _lower_load(load: BufferLoad) -> PrimExpr:
 
 
 def _strip_likely(e: PrimExpr) -> PrimExpr:
-    return rebuild(e, [_unwrap_carrier(c) for c in children(e)])
+    return rebuild(e, [_unwrap_storage(c) for c in children(e)])
 
 
 def _relabel_dtype(e: PrimExpr, dtype: str) -> PrimExpr:

@@ -306,7 +306,7 @@ def _interpolation_taps(
     weights = [_cubic_kernel(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
     tap_indices = [cast(base, "int64") + n for n in range(-1, 3)]
     if sampling.cubic_exclude:
-        weights = _exclude_outside_weights(weights, tap_indices, size)
+        weights = _exclude_out_of_bounds_weights(weights, tap_indices, size)
     return [(_clamp_coordinate(at, size), w) for at, w in zip(tap_indices, weights, strict=True)]
 
 
@@ -322,7 +322,7 @@ def _cubic_kernel(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
     return ((d - 5.0) * d + 8.0) * d * alpha - 4 * alpha
 
 
-def _exclude_outside_weights(
+def _exclude_out_of_bounds_weights(
     weights: Sequence[PrimExpr], tap_indices: Sequence[PrimExpr], size: PrimExpr
 ) -> list[PrimExpr]:
     """Zero the weights of pixels outside the data and renormalise the others to sum 1."""

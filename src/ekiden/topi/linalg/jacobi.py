@@ -84,7 +84,9 @@ def _jacobi_half_angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> 
     return sine, ib.let("half", sine / (one + cosine))
 
 
-def _emit_ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: PrimExpr) -> BufferVar:
+def _emit_sort_ranks(
+    ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: PrimExpr
+) -> BufferVar:
     """Emit the rank of each key, NaN last, ties in order; return the buffer."""
     ranks = ib.allocate("int64", count, "ranks")
     with ib.for_range(0, count, "i") as i:
@@ -152,7 +154,7 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
                 work.emit_rotation(i, k, angle)
                 _emit_column_rotation(ib, work, i, k, angle)
                 basis.emit_rotation(i, k, angle)
-            ranks = _emit_ranks(ib, lambda i: work[i, i], size)
+            ranks = _emit_sort_ranks(ib, lambda i: work[i, i], size)
             with ib.for_range(0, size, "i") as i:
                 values[(*at, ranks[i])] = work[i, i]
                 with ib.for_range(0, size, "j") as j:
@@ -203,7 +205,7 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
                     work[i, j] = source[(*at, j, i)]
             scale = _emit_max_abs(ib, work)
             lengths = _emit_orthogonalization(ib, work, basis, scale)
-            ranks = _emit_ranks(ib, lambda i: -lengths[i], rank_bound)
+            ranks = _emit_sort_ranks(ib, lambda i: -lengths[i], rank_bound)
             with ib.for_range(0, count, "i") as i:
                 slot = ib.allocate("int64", 1, "place", "local")
                 slot[0] = i

@@ -47,7 +47,7 @@ def bilinear_sample(
     return total
 
 
-def _bilinear_inside(
+def _bilinear_in_bounds(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
     """Interpolate bilinearly, with 0 before the first pixel as well."""
@@ -59,7 +59,7 @@ def _bilinear_inside(
 
 
 DEFORMABLE_SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {
-    "inside": _bilinear_inside,
+    "inside": _bilinear_in_bounds,
     "zeros": bilinear_sample,
 }
 """Bilinear samplers by border mode: zeros past the last pixels only (TVM), or on all sides (ONNX

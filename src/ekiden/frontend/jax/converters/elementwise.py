@@ -101,17 +101,17 @@ def _shift_converter(
 
 def _popcount(node: StablehloNode) -> Expr:
     """Emit the population count; a narrow integer counts only its own bits."""
-    return _count_bits(_mask_carrier_bits(node, 0), node.dtype(0))
+    return _count_bits(_mask_storage_bits(node, 0), node.dtype(0))
 
 
 def _count_leading_zeros(node: StablehloNode) -> Expr:
     dtype, width = node.dtype(0), node.bits(0)
-    zeros = _leading_zeros(_mask_carrier_bits(node, 0), dtype)
+    zeros = _leading_zeros(_mask_storage_bits(node, 0), dtype)
     beyond = shared.dtype_bits(dtype) - width
     return op.subtract(zeros, const(beyond, dtype)) if beyond else zeros
 
 
-def _mask_carrier_bits(node: StablehloNode, index: int) -> Expr:
+def _mask_storage_bits(node: StablehloNode, index: int) -> Expr:
     """Mask an integer input to the bits of its narrow dtype."""
     dtype, width = node.dtype(index), node.bits(index)
     if width == shared.dtype_bits(dtype):

@@ -183,7 +183,7 @@ def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
         else _linear_weight(distance)
     )
     if node.get_int("exclude_outside", 0):
-        values = op.where(_is_outside(axis, taps), op.zeros_like(values), values)
+        values = op.where(_is_out_of_bounds(axis, taps), op.zeros_like(values), values)
     # Normalised, because excluded taps and a stretched filter leave sums other than 1.
     values = values / op.sum(values, axis=[1], keepdims=True)
     rows = op.expand_dims(op.arange(0, axis.result_extent, 1, "int64"), axis=1)
@@ -204,7 +204,7 @@ def vector_as_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
     return dimensions
 
 
-def _is_outside(axis: _ResizeAxis, coordinates: Expr) -> Expr:
+def _is_out_of_bounds(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     """Emit whether coordinates are outside of the axis."""
     last = axis.extents_as_float64[0] - _float64_const(1)
     return op.logical_or(op.less(coordinates, _float64_const(0)), op.greater(coordinates, last))
@@ -244,7 +244,7 @@ def emit_resample(
         coordinates = fold_constant_table(node, _source_coordinates(axis))
         if cropped:
             shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
-            row = op.reshape(_is_outside(axis, coordinates), shape, allowzero=True)
+            row = op.reshape(_is_out_of_bounds(axis, coordinates), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
             resized = op.take(

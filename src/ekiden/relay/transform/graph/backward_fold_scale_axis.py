@@ -53,7 +53,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _AcceptedScale:
+class _FoldableScale:
     """Scale that an expression can absorb: its axes, its required sign, and the arguments it passes
     it to.
     """
@@ -72,7 +72,7 @@ class _BackwardScaleFolder:
         self.root, self.order = root, evaluation_order(root)
         read = [o for e in self.order for o in (*operands(e), *bodies(e))]
         self.uses = Counter([*map(id, read), id(root)])
-        self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
+        self.accepted_scales: dict[RelayExpr, _FoldableScale] = {}
         self.pending_scales: dict[RelayExpr, ChannelScale] = {}
         self.removed_multiplications: dict[RelayExpr, int] = {}
         """Index of the data argument that replaces each removed multiplication."""
@@ -82,7 +82,7 @@ class _BackwardScaleFolder:
     def run(self) -> RelayExpr:
         """Return the graph with scales folded into weights."""
         for expr in self.order:
-            if (accepted := self._find_accepted_scale(expr)) is not None:
+            if (accepted := self._find_foldable_scale(expr)) is not None:
                 self.accepted_scales[expr] = accepted
         # Users precede operands here, so a scale has reached an expression before it is passed
         # further down.
@@ -93,26 +93,26 @@ class _BackwardScaleFolder:
             new[expr] = self._fold_expr(expr, new)
         return new[self.root]
 
-    def _accepted_scale(self, arg: RelayExpr) -> _AcceptedScale | None:
+    def _foldable_scale(self, arg: RelayExpr) -> _FoldableScale | None:
         """Return the scale that an argument with a single user can absorb, or None."""
         # A second user would see the scaled value.
         return self.accepted_scales.get(arg) if self.uses[id(arg)] == 1 else None
 
-    def _find_accepted_scale(self, expr: RelayExpr) -> _AcceptedScale | None:
+    def _find_foldable_scale(self, expr: RelayExpr) -> _FoldableScale | None:
         if (channels := channel_axes_of(expr)) is not None:
-            return _AcceptedScale(channels.output_axes, False, ())
+            return _FoldableScale(channels.output_axes, False, ())
         row = op_definition_of(expr)
         if row is None or not isinstance(expr, Call):
             return None
         if row.homogeneous:
-            below = self._accepted_scale(expr.args[0])
+            below = self._foldable_scale(expr.args[0])
             # f(s * x) = s * f(x) holds for relu and maxima only if s is positive.
-            return None if below is None else _AcceptedScale(below.axes, True, (0,))
+            return None if below is None else _FoldableScale(below.axes, True, (0,))
         # Only linear operators commute with a scale: s * (x + b) = s * x + s * b.
         if row.linear not in (LinearForm.SHIFTS, LinearForm.SHIFTS_BACK):
             return None
         by_index = {
-            i: t for i, arg in enumerate(expr.args) if (t := self._accepted_scale(arg)) is not None
+            i: t for i, arg in enumerate(expr.args) if (t := self._foldable_scale(arg)) is not None
         }
         axes = [t.axes for t in by_index.values()]
         if not by_index or not are_all_equal(axes):
@@ -121,7 +121,7 @@ class _BackwardScaleFolder:
         data_indices = data_argument_indices(expr, axes[0])
         if not data_indices or any(i not in by_index for i in data_indices):
             return None
-        return _AcceptedScale(
+        return _FoldableScale(
             axes[0], any(by_index[i].positive for i in data_indices), tuple(data_indices)
         )
 
@@ -144,7 +144,7 @@ class _BackwardScaleFolder:
         assert isinstance(kind, TensorType)
         # Either side of the product may be the data.
         for at in (0, 1):
-            accepted = self._accepted_scale(call.args[at])
+            accepted = self._foldable_scale(call.args[at])
             if accepted is None or at not in data_argument_indices(call, accepted.axes):
                 continue
             scale = match_channel_scale(call.args[1 - at], kind, accepted.axes)

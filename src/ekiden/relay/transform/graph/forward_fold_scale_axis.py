@@ -56,7 +56,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _AcceptedScale:
+class _FoldableScale:
     """Scale that all users of a value can absorb: its axes, and whether it must be positive or
     non-zero.
     """
@@ -71,27 +71,27 @@ class _ForwardScaleFolder:
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
-        self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
+        self.accepted_scales: dict[RelayExpr, _FoldableScale] = {}
         self.rewritten: dict[RelayExpr, RelayExpr] = {}
         self.folded_scales: dict[RelayExpr, ChannelScale] = {}
         """Scale folded out of each rewritten expression, along the absorbed axes."""
 
     def run(self) -> RelayExpr:
         """Return the graph with scales folded into weights."""
-        self._find_accepted_scales()
+        self._find_foldable_scales()
         for expr in self.order:
             self.rewritten[expr] = self._fold_expr(expr)
         return self.rewritten[self.root]
 
-    def _find_accepted_scales(self) -> None:
+    def _find_foldable_scales(self) -> None:
         # The root is read from outside, where nothing can take a scale.
-        answers_of: dict[RelayExpr, list[_AcceptedScale | None]] = {self.root: [None]}
+        answers_of: dict[RelayExpr, list[_FoldableScale | None]] = {self.root: [None]}
         for expr in reversed(self.order):
             answers = answers_of.get(expr, [])
             first = answers[0] if answers else None
             # One reader that takes no scale would see data that lacks it.
             if first is not None and all(a is not None and a.axes == first.axes for a in answers):
-                self.accepted_scales[expr] = _AcceptedScale(
+                self.accepted_scales[expr] = _FoldableScale(
                     first.axes,
                     any(a.positive for a in answers if a),
                     any(a.divides for a in answers if a),
@@ -99,13 +99,13 @@ class _ForwardScaleFolder:
             for body in bodies(expr):
                 answers_of.setdefault(body, []).append(None)
             for i, operand in enumerate(operands(expr)):
-                answers_of.setdefault(operand, []).append(self._accepted_scale(expr, i))
+                answers_of.setdefault(operand, []).append(self._foldable_scale(expr, i))
 
-    def _accepted_scale(self, expr: RelayExpr, at: int) -> _AcceptedScale | None:
+    def _foldable_scale(self, expr: RelayExpr, at: int) -> _FoldableScale | None:
         """Return the scale that an expression can absorb from operand `at`, or None."""
         channels, row = channel_axes_of(expr), op_definition_of(expr)
         if channels is not None:
-            return _AcceptedScale(channels.read) if at == 0 else None
+            return _FoldableScale(channels.read) if at == 0 else None
         accepted = self.accepted_scales.get(expr)
         if accepted is None or row is None:
             return None
@@ -145,7 +145,7 @@ class _ForwardScaleFolder:
         assert accepted is not None
         return self._fold_through_sum(expr, expr.args.index(scaled[0]), scale, accepted)
 
-    def _fold_multiplication(self, call: Call, accepted: _AcceptedScale) -> RelayExpr | None:
+    def _fold_multiplication(self, call: Call, accepted: _FoldableScale) -> RelayExpr | None:
         """Fold a multiplication away: return its data operand, and record the scale; None where
         that is not allowed.
         """
@@ -168,7 +168,7 @@ class _ForwardScaleFolder:
         return op.multiply(self.rewritten[data], scale.reshape_along(data, axes).expr)
 
     def _fold_through_sum(
-        self, call: Call, at: int, scale: ChannelScale, accepted: _AcceptedScale
+        self, call: Call, at: int, scale: ChannelScale, accepted: _FoldableScale
     ) -> RelayExpr:
         """Fold a scale through a sum, by dividing the addend by it.
 

@@ -169,7 +169,7 @@ def _forward_fields(chain: LetChain) -> tuple[LetChain, set[Var]]:
     return LetChain(bindings, chain.result), forwarded
 
 
-def _drop_unread(body: RelayExpr, candidates: set[Var]) -> RelayExpr:
+def _drop_unused(body: RelayExpr, candidates: set[Var]) -> RelayExpr:
     """Drop the bindings of those of the variables that nothing in the body reads."""
     if not candidates:
         return body
@@ -196,7 +196,7 @@ def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
             projected.update(tuples)
             return lowered
 
-        return _drop_unread(map_chains(body, lower_chain), projected)
+        return _drop_unused(map_chains(body, lower_chain), projected)
 
     return map_functions(module, lift_body_rewrite(lower_body))
 

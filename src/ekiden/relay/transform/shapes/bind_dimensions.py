@@ -435,7 +435,7 @@ def _is_unknown_kernel(function: Function) -> bool:
     return any(map(has_unknown_dim, [*kinds, function.body.checked_type]))
 
 
-def _defuse_unknown_kernels(function: Function) -> Function:
+def _unfuse_unknown_kernels(function: Function) -> Function:
     callees = (e.op for e in evaluation_order(function.body) if isinstance(e, Call))
     if not any(isinstance(f, Function) and _is_unknown_kernel(f) for f in callees):
         return function
@@ -444,7 +444,7 @@ def _defuse_unknown_kernels(function: Function) -> Function:
 
 @module_pass(name="BindDimensions", required=(MatchDeclaredShapes(),))
 def _bind_dimensions(module: IRModule, context: PassContext) -> IRModule:
-    defused = map_functions(module, _defuse_unknown_kernels)
+    defused = map_functions(module, _unfuse_unknown_kernels)
     if defused.functions != module.functions:
         module = InferType()(defused)
     bound = map_functions(module, _bind_function)
