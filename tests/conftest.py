@@ -54,6 +54,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes read all sources anew
 os.environ["EKIDEN_CACHE_LIMIT"] = "0"
 os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
+os.environ.setdefault("EKIDEN_SCHEDULE_PROOFS", "checked")  # what is shipped is applied without
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from ekiden import te, tir
 from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
-from ekiden.kernels import FAMILIES, ScheduledKernel, schedule_kernel
+from ekiden.kernels import FAMILIES, ScheduledKernel, families, schedule_kernel
+from ekiden.kernels.cpu.dense import schedule_dense
 from ekiden.kernels.decision import Overrides
+from ekiden.kernels.scheduled_kernel import KernelSpec
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
@@ -96,6 +99,35 @@ def test_trace_prints_and_replays(name: str) -> None:
         again = tir.Schedule(kernel.initial_program)
         trace.apply_to_schedule(again)
         assert structural_equal(again.func, loops(kernel.func), map_free_vars=True)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", CASES)
+def test_compilation_trusts_steps_of_default_decisions_only(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs: list[str] = []
+
+    def note_proofs(sch: tir.Schedule, kernel: KernelSpec) -> None:
+        """Schedule a dense layer, and note whether its steps are proved."""
+        proofs.append(sch.proofs)
+        schedule_dense(sch, kernel)
+
+    family = replace(FAMILIES["dense_pack"], schedule_steps=note_proofs)
+    monkeypatch.setitem(families._LOADED_FAMILIES, "dense_pack", family)
+    build, target, fixed = CASES[name]
+    inputs, output = build()
+    monkeypatch.delenv("EKIDEN_SCHEDULE_PROOFS")
+    kernels = [
+        schedule_kernel(inputs, [output], target, "kernel", overrides)
+        for overrides in ({}, {"dense_pack": {"rows": 2}}, {"dense_pack": fixed})
+    ]
+    assert proofs == ["trusted", "checked", "checked" if fixed else "trusted"]
+    for kernel, trusts in zip(kernels, (True, False, not fixed), strict=True):
+        assert kernel.trace is not None and kernel.initial_program is not None
+        other = tir.Schedule(kernel.initial_program, proofs="checked" if trusts else "trusted")
+        kernel.trace.apply_to_schedule(other)
+        assert structural_equal(other.func, loops(kernel.func), map_free_vars=True)
 
 
 N, M = SizeVar("n"), SizeVar("m")

@@ -183,6 +183,7 @@ class Family:
         name: str,
         decision: Decision,
         anchor: te.Tensor | None,
+        proofs: str = "checked",
     ) -> ScheduledKernel:
         """Build the loops of a kernel.
 
@@ -193,6 +194,7 @@ class Family:
             name: The symbol of the kernel.
             decision: The values of all knobs.
             anchor: The operation that the kernel is built around.
+            proofs: Whether the steps of a schedule are "checked" or "trusted".
 
         Raises:
             CompileError: For a decision that no kernel follows.
@@ -202,7 +204,7 @@ class Family:
             func = self.build_unscheduled(inputs, outputs, target, name, decision)
             return ScheduledKernel(func, unscheduled_reason=self.unscheduled_reason)
         assert anchor is not None, self.name
-        kernel = KernelSpec(outputs, anchor, target, decision)
+        kernel = KernelSpec(outputs, anchor, target, decision, proofs)
         try:
             return apply_schedule_steps(
                 self.create_initial_program(inputs, kernel, name), self.schedule_steps, kernel

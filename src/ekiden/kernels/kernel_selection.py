@@ -21,6 +21,7 @@ from ekiden.kernels.stages import (
     is_anchor_with_epilogue,
     stages_of,
 )
+from ekiden.runtime import environment
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
@@ -30,11 +31,15 @@ _NO_OVERRIDES: Mapping[str, Overrides] = {}
 
 @dataclass(frozen=True, slots=True)
 class KernelSelection:
-    """Selected family of a group, its anchor (None: the whole group), and the decision."""
+    """Selected family of a group, its anchor (None: the whole group), and the decision.
+
+    is_default: Whether the family made the whole decision, which its tests have proved.
+    """
 
     family: Family
     anchor: te.Tensor | None
     decision: Decision
+    is_default: bool = True
 
 
 def select_kernel(
@@ -58,7 +63,8 @@ def select_kernel(
     if anchor is None:
         return KernelSelection(family, None, Decision())
     fixed = merged_overrides((family.name, *names), overrides) if overrides else {}
-    return KernelSelection(family, anchor, family.choose_decision(anchor, target, fixed))
+    decision = family.choose_decision(anchor, target, fixed)
+    return KernelSelection(family, anchor, decision, not fixed)
 
 
 def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
@@ -156,8 +162,9 @@ def schedule_kernel(
     stored, ranges = split_ranges(outputs, target)
     if chosen.anchor is None:  # kernels of several stages share loops among outputs
         stored, ranges = outputs, []
+    proofs = environment.family_schedule_proofs() if chosen.is_default else "checked"
     result = chosen.family.build_kernel(
-        inputs, stored, target, name, chosen.decision, chosen.anchor
+        inputs, stored, target, name, chosen.decision, chosen.anchor, proofs
     )
     if ranges:
         result = append_ranges(result, stored[0], ranges, target, chosen.family, chosen.decision)

@@ -8,6 +8,11 @@ The initial program is one block per computation that is not inlined. The trace 
 decision: `Trace.apply_to_schedule(tir.Schedule(initial_program))` rebuilds the function, and other
 numbers in it give another function of the same meaning, or a ScheduleError. The schedule proves
 every step valid; families do not emit statements.
+
+The tests of families make these proofs, over shapes, dtypes, decisions and targets; a compilation
+repeats the steps of its own decisions without them (`tir.Schedule(proofs="trusted")`). Decisions
+of users and of tuning are proved in each compilation, and all are under
+EKIDEN_SCHEDULE_PROOFS=checked.
 """
 
 from __future__ import annotations
@@ -37,12 +42,16 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """Kernel to schedule: its outputs, anchor, target and decision."""
+    """Kernel to schedule: its outputs, anchor, target and decision.
+
+    proofs: Whether the steps are "checked" or "trusted", as `tir.Schedule` has it.
+    """
 
     outputs: Sequence[te.Tensor]
     anchor: te.Tensor
     target: Target
     decision: Decision
+    proofs: str = "checked"
 
 
 ScheduleSteps: TypeAlias = "Callable[[Schedule, KernelSpec], None]"
@@ -107,13 +116,14 @@ def row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV
     return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
 
 
-def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
+def try_primitive(sch: Schedule, step: Callable[..., None], *arguments: object) -> bool:
     """Apply an optional schedule primitive; skip it if the schedule cannot prove it valid.
 
     Shapes whose sizes are expressions may not be provable. Return whether it was done.
     """
     try:
-        step(*arguments)
+        with sch.checking():
+            step(*arguments)
     except ScheduleError:
         return False
     return True
@@ -125,7 +135,7 @@ def apply_schedule_steps(
     """Apply schedule steps to a program; return the scheduled kernel. Raises ScheduleError for a
     step that is refused.
     """
-    sch = schedule.Schedule(start)
+    sch = schedule.Schedule(start, proofs=kernel.proofs)
     steps(sch, kernel)
     return ScheduledKernel(sch.func, start, sch.trace)
 

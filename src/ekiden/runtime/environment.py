@@ -22,6 +22,8 @@ EKIDEN_RECORDS          files of records of tuning, with ':' between them, that 
 EKIDEN_DEBUG_DIR        folder for shared libraries with debug lines, and the text the lines are of,
                         of what ekiden.build makes: gdb and perf then name them (default: none are
                         made)
+EKIDEN_SCHEDULE_PROOFS  "checked" proves each step of the schedules of kernels when they are
+                        compiled, as the tests do (default: "trusted", which applies them)
 EKIDEN_DUMP             folder for what each compilation makes: IR after each pass, schedules, code,
                         decisions. `folder,function=PATTERN,pass=PATTERN` writes what has such
                         names, as patterns of a shell (default: nothing is written)
@@ -133,6 +135,16 @@ def debug_dir() -> pathlib.Path | None:
     """Return the folder of debug libraries, or None."""
     chosen = os.environ.get("EKIDEN_DEBUG_DIR")
     return pathlib.Path(chosen).absolute() if chosen else None
+
+
+def family_schedule_proofs() -> str:
+    """Return whether the steps of the kernels' schedules are "checked" or "trusted". Raises
+    InputError for another value.
+    """
+    chosen = os.environ.get("EKIDEN_SCHEDULE_PROOFS") or "trusted"
+    if chosen not in ("checked", "trusted"):
+        raise _invalid_variable_error("EKIDEN_SCHEDULE_PROOFS", "checked or trusted", chosen)
+    return chosen
 
 
 class DumpRequest(NamedTuple):

@@ -10,6 +10,7 @@ from schedule_programs import KINDS, TensorProgram, random_program, random_steps
 
 import ekiden
 from ekiden import tir
+from ekiden.ir.structural import structural_equal
 from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 from long_runs import LONG, alike
@@ -75,3 +76,12 @@ def test_traces_of_random_schedules_replay(seed: int) -> None:
     written = tir.Schedule(program.func)
     as_python["apply_trace"](written)  # type: ignore[operator]
     assert str(written.func) == text
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_trusted_steps_make_the_program_of_checked_ones(seed: int) -> None:
+    program, sch, _ = scheduled(seed)
+    trusted = tir.Schedule(program.func, seed=seed, proofs="trusted")
+    sch.trace.apply_to_schedule(trusted)
+    assert structural_equal(trusted.func, sch.func, map_free_vars=True)
+    assert str(trusted.trace) == str(sch.trace)

@@ -11,7 +11,8 @@ Proofs are about boxes and digits. What one iteration touches of a buffer is a b
     uncovered_read_fault  the box written in a step holds the box read in it
     require_final_inputs  what is read is not written again later
 
-What cannot be proved is refused, with the reason.
+What cannot be proved is refused, with the reason. Steps of a trusted program skip these proofs
+(`ScheduleProgram.is_trusted`): none of them decides the form of a result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ekiden.ir.prim import EQ, GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, i
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
-from ekiden.tir.access_regions import bounding_region
+from ekiden.tir.access_regions import Access, bounding_region
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import split_conjuncts
 from ekiden.tir.reduction import is_same_expr, match_reduction
@@ -150,6 +151,8 @@ def require_permutable(
     """Refuse unless the iterations of a chain of loops may run in any order within the loops'
     ranges, or in that of the same loops nested in another `order`.
     """
+    if program.is_trusted:
+        return
     leaves = program.outermost_blocks(chain[-1].body)
     _require_only_blocks(step, chain[-1])
     for leaf in leaves:
@@ -308,6 +311,8 @@ def uncovered_read_fault(
     """Return why an iteration of a loop may read an element of a buffer that the maker, in the same
     iteration, has not written; None if it cannot.
     """
+    if program.is_trusted:
+        return None
     outer = [*program.loops_above(loop), loop]
     written_region = written_box_in_iteration(program, loop, buffer, maker)
     if isinstance(written_region, str):
@@ -349,6 +354,23 @@ def written_region(
     if len(stores) != 1:
         return f"block {name!r} writes {buffer.name!r} in {len(stores)} places"
     (store,) = stores
+    fault = None if program.is_trusted else _partial_write_fault(program, root, maker, store, buffer)
+    if fault is not None:
+        return fault
+    ranges = loop_ranges((*loops_between(root, maker, program), *store.loops))
+    image = image_box(store.indices, ranges)
+    if isinstance(image, str):
+        return f"what block {name!r} writes of {buffer.name!r} is no box: {image}"
+    return [Range.from_min_extent(low, size) for low, size in image]
+
+
+def _partial_write_fault(
+    program: ScheduleProgram, root: Stmt, maker: BlockRealize, store: Access, buffer: Buffer
+) -> str | None:
+    """Return why a block inside a statement may store to a part of its box only; None if it runs
+    for all its iterators.
+    """
+    name = maker.block.name
     conditions = split_domain_guards(maker)[1]
     if (
         store.is_conditional
@@ -358,11 +380,7 @@ def written_region(
         return f"block {name!r} writes {buffer.name!r} under a condition"
     if not _masks_only_buffer_end(maker, buffer):
         return f"block {name!r} does not run for all its iterators"
-    ranges = loop_ranges((*loops_between(root, maker, program), *store.loops))
-    image = image_box(store.indices, ranges)
-    if isinstance(image, str):
-        return f"what block {name!r} writes of {buffer.name!r} is no box: {image}"
-    return [Range.from_min_extent(low, size) for low, size in image]
+    return None
 
 
 # Each step of a loop that the indices do not depend on would write the same elements: the first one
@@ -479,6 +497,8 @@ def require_concurrent(
     """Refuse unless the iterations of a loop may run concurrently: as threads, as vector lanes
     (`lanes`), or as threads that combine what they reduce (`together`).
     """
+    if program.is_trusted:
+        return
     _require_only_blocks(step, loop)
     if is_const(loop.extent, 1):
         return
@@ -573,6 +593,8 @@ def require_final_inputs(step: str, program: ScheduleProgram, realize: BlockReal
     """Refuse unless everything a block reads was written for the last time before it: then its
     values do not depend on when it runs after that.
     """
+    if program.is_trusted:
+        return
     name = realize.block.name
     for buffer in block_reads(realize.block):
         if buffer in block_writes(realize.block):
@@ -635,6 +657,8 @@ def find_rewriting_producer(program: ScheduleProgram, block: Block) -> BlockReal
     """Return a block, among the transitive producers of what a block reads, that writes an element
     more than once with different values (a rolling buffer, a scatter); None if there is none.
     """
+    if program.is_trusted:
+        return None
     visited: set[Buffer] = set(block_writes(block))
     pending = [b for b in block_reads(block) if b not in visited]
     while pending:

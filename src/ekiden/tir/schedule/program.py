@@ -8,6 +8,7 @@ shares everything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import NoReturn
 from weakref import WeakKeyDictionary
 
@@ -66,12 +67,16 @@ def refuse(message: str, stmt: Stmt | None = None) -> NoReturn:
 
 
 class ScheduleProgram:
-    """A function under scheduling with lookup tables of its loops, blocks and parents."""
+    """A function under scheduling with lookup tables of its loops, blocks and parents.
 
-    __slots__ = ("_parents", "blocks", "func", "loops")
+    is_trusted: whether primitives skip the proofs that do not decide the form of their result.
+    """
 
-    def __init__(self, func: PrimFunc) -> None:
+    __slots__ = ("_parents", "blocks", "func", "is_trusted", "loops")
+
+    def __init__(self, func: PrimFunc, is_trusted: bool = False) -> None:
         self.func = func
+        self.is_trusted = is_trusted
         self.loops: dict[Var, For] = {}
         self.blocks: dict[str, BlockRealize] = {}
         # By identity: a statement stands at one place of a program. Between programs statements are
@@ -95,6 +100,14 @@ class ScheduleProgram:
                 self._parents[id(child)] = s
             # Reversed, so that loops and blocks are registered in program order.
             stack.extend(reversed(inner))
+
+    def with_trust(self, is_trusted: bool) -> ScheduleProgram:
+        """Return the program whose primitives skip proofs, or make all; its tables are shared."""
+        if is_trusted == self.is_trusted:
+            return self
+        program = copy(self)
+        program.is_trusted = is_trusted
+        return program
 
     def parent_of(self, s: Stmt) -> Stmt | None:
         """Return the statement directly around one; None for the body of the function."""

@@ -119,6 +119,7 @@ class Schedule(LoopPrimitives, BlockPrimitives):
             self.mod if self._module is not None else self.func,
             seed=self._random.randint(1, 2**31 - 1),
             error_render_level=self._enable_check,
+            proofs=self.proofs,
         )
         copied._programs = dict(self._programs)
         copied._current_function = self._current_function
