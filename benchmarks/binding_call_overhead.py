@@ -387,11 +387,11 @@ def _build_java(folder: Path) -> tuple[Command, Mapping[str, str]]:
     (folder / "Calls.java").write_text(JAVA_PROGRAM)
     sources = [*map(str, (BINDINGS_FOLDER / "java/src").rglob("*.java")), "Calls.java"]
     home = os.environ.get("JAVA_HOME")
-    at = f"{home}/bin/" if home else ""
-    _run_command([f"{at}javac", "-d", "classes", *sources], folder, os.environ)
+    position = f"{home}/bin/" if home else ""
+    _run_command([f"{position}javac", "-d", "classes", *sources], folder, os.environ)
     heap = ["-Xms64m", "-Xmx64m", "-XX:+AlwaysPreTouch"]  # resident before: what grows is ours
     options = [*heap, "--enable-native-access=ALL-UNNAMED"]
-    command = [f"{at}java", *options, "-cp", "classes", "Calls"]
+    command = [f"{position}java", *options, "-cp", "classes", "Calls"]
     return command, {"EKIDEN_LIB_DIR": str(LIBRARY_FOLDER)}
 
 

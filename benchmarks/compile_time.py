@@ -102,20 +102,20 @@ def write_resnet_bottlenecks(path: Path) -> Path:
             "Relu", net.add_node("Conv", data, weight, pads=pads, strides=[stride] * 2)
         )
 
-    at, width = "x", 64
+    position, width = "x", 64
     for inner, side, blocks in RESNET_STAGES:
         for block in range(blocks):
             stride = 2 if block == 0 and side < 56 else 1
             body = add_conv(
-                add_conv(add_conv(at, inner, width, 1), inner, inner, 3, stride),
+                add_conv(add_conv(position, inner, width, 1), inner, inner, 3, stride),
                 4 * inner,
                 inner,
                 1,
             )
-            skip = at if block else add_conv(at, 4 * inner, width, 1, stride)
-            at, width = net.add_node("Add", body, skip), 4 * inner
+            skip = position if block else add_conv(position, 4 * inner, width, 1, stride)
+            position, width = net.add_node("Add", body, skip), 4 * inner
     return net.save(
-        path, helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 56, 56]), at
+        path, helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 56, 56]), position
     )
 
 
@@ -146,24 +146,26 @@ def write_bert_base(path: Path) -> Path:
             "Transpose", net.add_node("Reshape", add_dense(data, WIDTH, WIDTH), split), perm=perm
         )
 
-    at = add_layer_norm(net.add_node("Gather", net.add_random_weight(WORDS, WIDTH), "words"))
+    position = add_layer_norm(net.add_node("Gather", net.add_random_weight(WORDS, WIDTH), "words"))
     for _ in range(LAYERS):
         q, k, v = (
-            add_split_heads(at, [0, 2, 1, 3]),
-            add_split_heads(at, [0, 2, 3, 1]),
-            add_split_heads(at, [0, 2, 1, 3]),
+            add_split_heads(position, [0, 2, 1, 3]),
+            add_split_heads(position, [0, 2, 3, 1]),
+            add_split_heads(position, [0, 2, 1, 3]),
         )
         scores = net.add_node(
             "Softmax", net.add_node("Mul", net.add_node("MatMul", q, k), scale), axis=-1
         )
         mixed = net.add_node("Transpose", net.add_node("MatMul", scores, v), perm=[0, 2, 1, 3])
-        at = add_layer_norm(
-            net.add_node("Add", at, add_dense(net.add_node("Reshape", mixed, join), WIDTH, WIDTH))
+        position = add_layer_norm(
+            net.add_node(
+                "Add", position, add_dense(net.add_node("Reshape", mixed, join), WIDTH, WIDTH)
+            )
         )
-        inner = net.add_node("Gelu", add_dense(at, 4 * WIDTH, WIDTH))
-        at = add_layer_norm(net.add_node("Add", at, add_dense(inner, WIDTH, 4 * WIDTH)))
+        inner = net.add_node("Gelu", add_dense(position, 4 * WIDTH, WIDTH))
+        position = add_layer_norm(net.add_node("Add", position, add_dense(inner, WIDTH, 4 * WIDTH)))
     input_info = helper.make_tensor_value_info("words", TensorProto.INT64, ["batch", "length"])
-    return net.save(path, input_info, at)
+    return net.save(path, input_info, position)
 
 
 def print_compile_times(model: Path, scratch: Path) -> None:

@@ -106,8 +106,8 @@ def build_read_kernel(elements: int, count: int, target: Target) -> PrimFunc:
     part_index, step, size = Var("part"), Var("step"), elements // count
 
     def emit_vector_load(stream: int) -> BufferStore:
-        at = part_index * size + (step * VECTORS_PER_READ + stream) * lanes
-        value = source[ramp(at, 1, lanes)].with_fields(dtype=acc.dtype)
+        position = part_index * size + (step * VECTORS_PER_READ + stream) * lanes
+        value = source[ramp(position, 1, lanes)].with_fields(dtype=acc.dtype)
         return BufferStore(acc, acc[stream] + value, (const(stream),))
 
     zero = broadcast(const(0.0, "float32"), lanes)

@@ -333,10 +333,10 @@ def _plot_peer_ratios(axis: Axis, rows: Sequence[Record]) -> None:
             for name, ratio in zip(names, ratios_by_engine[engine], strict=True)
             if ratio is None
         ]
-        at = ticks[0] / 1.06 ** (number + 1)  # beside the scale, a column for each engine
+        position = ticks[0] / 1.06 ** (number + 1)  # beside the scale, a column for each engine
         label = f"{engine} fails or differs"
         if failed:
-            axis.plot([at] * len(failed), failed, "x", color=points.get_color(), label=label)
+            axis.plot([position] * len(failed), failed, "x", color=points.get_color(), label=label)
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()

@@ -102,13 +102,13 @@ def dense_model() -> onnx.ModelProto:
     """Return an ONNX model of dense layers of WIDTH units, for a dynamic batch."""
     rng = np.random.default_rng(0)
     sizes = [64, LAYER_WIDTH, LAYER_WIDTH, 16]
-    nodes, weights, at = [], [], "x"
+    nodes, weights, position = [], [], "x"
     for number, (rows, columns) in enumerate(pairwise(sizes)):
         weight = (rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
         weights.append(numpy_helper.from_array(weight, f"w{number}"))
-        nodes.append(helper.make_node("MatMul", [at, f"w{number}"], [f"m{number}"]))
-        at = "y" if number == 2 else f"r{number}"
-        nodes.append(helper.make_node("Relu", [f"m{number}"], [at]))
+        nodes.append(helper.make_node("MatMul", [position, f"w{number}"], [f"m{number}"]))
+        position = "y" if number == 2 else f"r{number}"
+        nodes.append(helper.make_node("Relu", [f"m{number}"], [position]))
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
         for name, size in (("x", 64), ("y", 16))
@@ -191,8 +191,8 @@ class HttpConnection:
             return False
         if not self.data.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"no result: {bytes(self.data[:300])!r}")
-        at = self.data.lower().find(b"content-length:")
-        size = int(self.data[at + 15 : self.data.find(b"\r", at)])
+        position = self.data.lower().find(b"content-length:")
+        size = int(self.data[position + 15 : self.data.find(b"\r", position)])
         if len(self.data) < end + 4 + size:
             return False
         self.data.clear()
@@ -228,8 +228,8 @@ def run_closed_loop(
     times: list[float] = []
     with open_connections(port, clients) as (selector, all_of_them):
         start = time.perf_counter()
-        for at, connection in enumerate(all_of_them):
-            connection.send(requests[at % len(requests)], time.perf_counter())
+        for index, connection in enumerate(all_of_them):
+            connection.send(requests[index % len(requests)], time.perf_counter())
         while (current_time := time.perf_counter()) - start < seconds:
             for key, _ in selector.select(0.1):
                 if key.data.receive():

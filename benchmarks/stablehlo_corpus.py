@@ -272,8 +272,12 @@ def run_case(case: CorpusCase) -> tuple[str, str]:
     ]
     worst = "agree"
     for check in case.checks:
-        for at in range(check.first_result_index, check.first_result_index + check.num_components):
-            verdict, text = compare_arrays(results[at], results[at + check.num_components], check)
+        for position in range(
+            check.first_result_index, check.first_result_index + check.num_components
+        ):
+            verdict, text = compare_arrays(
+                results[position], results[position + check.num_components], check
+            )
             if verdict == "wrong":
                 return verdict, text
             worst = verdict if verdict == "near" else worst
@@ -308,9 +312,11 @@ def compare_arrays(mine: Any, expected: Any, check: ResultCheck) -> tuple[str, s
 def _format_differences(mine: Any, expected: Any) -> str:  # noqa: ANN401
     """Return the first three elements that differ."""
     differs = ~((mine == expected) | ((mine != mine) & (expected != expected)))
-    at = np.argwhere(differs)
-    pairs = [f"{mine[tuple(i)]} for {expected[tuple(i)]} at {tuple(map(int, i))}" for i in at[:3]]
-    return f"{len(at)} of {mine.size}: " + ", ".join(pairs)
+    position = np.argwhere(differs)
+    pairs = [
+        f"{mine[tuple(i)]} for {expected[tuple(i)]} at {tuple(map(int, i))}" for i in position[:3]
+    ]
+    return f"{len(position)} of {mine.size}: " + ", ".join(pairs)
 
 
 def run_files(paths: Sequence[str], root: str, connection: Connection) -> None:

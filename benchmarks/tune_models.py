@@ -172,8 +172,8 @@ def measure_interleaved(
     times: list[list[float]] = [[], []]
     for round_index in range(INTERLEAVED_ROUNDS):
         # The order alternates, so that warm caches favour neither.
-        for at in (0, 1) if round_index % 2 else (1, 0):
-            times[at].append(thread_seconds(runs[at], count))
+        for position in (0, 1) if round_index % 2 else (1, 0):
+            times[position].append(thread_seconds(runs[position], count))
     middle = statistics.median(a / b for a, b in zip(*times, strict=True))
     return middle, min(times[0]) / min(times[1]), min(times[0])
 

@@ -89,10 +89,12 @@ def build_runs() -> tuple[dict[str, Run], Run]:
 def _serialize_executable(executable: Executable) -> bytes:
     data = executable.to_bytes()
     n = int.from_bytes(data[24:28], "little")
-    for at in range(32, 32 + 24 * n, 24):
-        if int.from_bytes(data[at : at + 4], "little") == 5:
-            start = int.from_bytes(data[at + 8 : at + 16], "little")
-            return data[start : start + int.from_bytes(data[at + 16 : at + 24], "little")]
+    for position in range(32, 32 + 24 * n, 24):
+        if int.from_bytes(data[position : position + 4], "little") == 5:
+            start = int.from_bytes(data[position + 8 : position + 16], "little")
+            return data[
+                start : start + int.from_bytes(data[position + 16 : position + 24], "little")
+            ]
     raise SystemExit("the executable has no native code")
 
 

@@ -86,9 +86,9 @@ class WasmRuntime:
             Global(self.store, constant, Val.i32(first)),
             self.exports["__stack_pointer"],
         ]
-        for at, _ in enumerate(module.imports[NUM_STANDARD_IMPORTS:]):
-            (address,) = struct.unpack("<I", self.read(addresses + 4 * at, 4))
-            if module.imports[NUM_STANDARD_IMPORTS + at].module == "env":
+        for index, _ in enumerate(module.imports[NUM_STANDARD_IMPORTS:]):
+            (address,) = struct.unpack("<I", self.read(addresses + 4 * index, 4))
+            if module.imports[NUM_STANDARD_IMPORTS + index].module == "env":
                 imports.append(self.table.get(self.store, address))
             else:
                 kind = GlobalType(ValType.i32(), True)
@@ -112,9 +112,9 @@ class WasmRuntime:
 
     def copy_in(self, data: bytes) -> int:
         """Copy bytes into newly allocated memory."""
-        at = self.call_c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
-        self.memory.write(self.store, data, at)
-        return at
+        position = self.call_c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
+        self.memory.write(self.store, data, position)
+        return position
 
     def check(self, code: int) -> None:
         """Raise RuntimeError with the runtime's last error unless the status is 0."""
@@ -145,8 +145,10 @@ class WasmRuntime:
         body = self.table.get(self.store, self.read_pointer(function + HEADER))
         assert isinstance(body, Func)
         self.check(body(self.store, function, arg_values, len(inputs), ret))
-        for at in range(len(inputs)):
-            self.call_c("ek_object_release", self.read_pointer(arg_values + VALUE * at + PAYLOAD))
+        for position in range(len(inputs)):
+            self.call_c(
+                "ek_object_release", self.read_pointer(arg_values + VALUE * position + PAYLOAD)
+            )
         kind, _, payload = struct.unpack("<iII", self.read(ret, 12))
         results = self.flatten_result(kind, payload)
         self.call_c("ek_object_release", payload)
@@ -158,14 +160,14 @@ class WasmRuntime:
         """Create a runtime tensor with a copy of an array."""
         code, bits = DTYPE_CODES[array.dtype.kind], 8 * array.itemsize
         dims = struct.pack(f"<{array.ndim}q", *array.shape)
-        at = self.copy_in(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
-        dtype = at + len(dims)
+        position = self.copy_in(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
+        dtype = position + len(dims)
         out = dtype + 12
-        self.check(self.call_c("ek_tensor_new", at, array.ndim, dtype, dtype + 4, out))
+        self.check(self.call_c("ek_tensor_new", position, array.ndim, dtype, dtype + 4, out))
         tensor_object = self.read_pointer(out)
         data = np.ascontiguousarray(array).tobytes()
         self.memory.write(self.store, data, self.read_pointer(tensor_object + HEADER))
-        self.call_c("ek_web_free", at)
+        self.call_c("ek_web_free", position)
         return tensor_object
 
     def flatten_result(self, kind: int, at: int) -> list[Array]:
@@ -189,17 +191,17 @@ class WasmRuntime:
 
 def _table_size(head: bytes) -> int:
     """Return the number of table entries that a module needs, from its `dylink.0` section."""
-    at = head.index(b"dylink.0") + 9
+    position = head.index(b"dylink.0") + 9
     numbers: list[int] = []
     value = shift = 0
     while len(numbers) < 4:
         # Unsigned LEB128: 7 bits a byte, the lowest first.
-        value |= (head[at] & 0x7F) << shift
+        value |= (head[position] & 0x7F) << shift
         shift += 7
-        if head[at] < 0x80:
+        if head[position] < 0x80:
             numbers.append(value)
             value = shift = 0
-        at += 1
+        position += 1
     return numbers[3]
 
 

@@ -55,7 +55,7 @@ def _reduce_counts(plain: Any) -> Sizes:  # noqa: ANN401
         if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER_TOKEN:
             sizes[name] = _PLACEHOLDER_TOKEN
         if name.endswith("_feature_layer") and isinstance(value, list):
-            sizes[name] = [-1 - at % 2 for at in range(len(value))]
+            sizes[name] = [-1 - position % 2 for position in range(len(value))]
     return sizes
 
 
@@ -119,7 +119,7 @@ def _with_truncated_lists(shrink: Shrink) -> Shrink:
                 out_indices := getattr(plain, "out_indices", None), (list, tuple)
             ):
                 last = sizes.get(name, layers)
-                sizes |= {"out_indices": sorted({min(at, last) for at in out_indices})}
+                sizes |= {"out_indices": sorted({min(position, last) for position in out_indices})}
                 sizes |= {"out_features": None}  # the names of these
         return sizes
 

@@ -167,25 +167,25 @@ def emit_accessors() -> str:
     sections = [ACCESSORS_HEAD]
     for row in parse_definitions():
         names = iter(row.operands)
-        at, length_at, tail, lines = 1, 0, "", []
+        position, length_at, tail, lines = 1, 0, "", []
         for letter in row.letters:
             name = "n" if letter == "n" else next(names)
-            where = f"{at}{tail}"
+            where = f"{position}{tail}"
             if letter in LIST_OPERAND_STRIDES:
                 lines.append(_emit_accessor(row.name, name, "const int32_t *", f"pc + {where}"))
                 # Operands behind a list start at an offset that depends on its length word.
                 tail = f" + {LIST_OPERAND_STRIDES[letter]}pc[{length_at}]"
                 continue
             if letter == "n":
-                length_at = at
+                length_at = position
             kind, value = {
                 "I": ("int64_t ", f"ek_wide(pc + {where})"),
                 "t": ("const int32_t *", f"pc + {where}"),
             }.get(letter, ("int32_t ", f"pc[{where}]"))
             lines.append(_emit_accessor(row.name, name, kind, value))
             # 64-bit integers take two words, dtypes three.
-            at += {"I": 2, "t": 3}.get(letter, 1)
-        words = f"{at}{tail}"
+            position += {"I": 2, "t": 3}.get(letter, 1)
+        words = f"{position}{tail}"
         lines.append(_emit_accessor(row.name, "words", "int32_t ", words))
         sections.append("\n" + "".join(lines))
     return "".join(sections) + "\n#endif /* EK_OPERANDS_H_ */\n"

@@ -194,7 +194,12 @@ def emit_syscall_header() -> str:
     for call in ALLOWED_CALLS:
         # Calls with equal tests share one run of the table, which the seccomp filter walks.
         begin = next(
-            (at for at in range(len(tests)) if _matches_tests_at(tests, at, call)), len(tests)
+            (
+                position
+                for position in range(len(tests))
+                if _matches_tests_at(tests, position, call)
+            ),
+            len(tests),
         )
         if call.tests and begin == len(tests):
             tests += call.tests

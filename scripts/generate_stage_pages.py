@@ -144,11 +144,14 @@ def draw_nested_blocks(text: str) -> str:
     )
     width += 2 * PADDING + INDENT_WIDTH * max(depth)
     shown: list[str] = []
-    for at, (line, level) in enumerate(zip(lines, depth, strict=True)):
-        last = next((i for i in range(at + 1, len(lines)) if depth[i] <= level), len(lines))
-        x, y = PADDING / 2 + level * INDENT_WIDTH, PADDING + at * LINE_HEIGHT
-        if last > at + 1:
-            box_width, box_height = width - 2 * level * INDENT_WIDTH, (last - at) * LINE_HEIGHT - 2
+    for index, (line, level) in enumerate(zip(lines, depth, strict=True)):
+        last = next((i for i in range(index + 1, len(lines)) if depth[i] <= level), len(lines))
+        x, y = PADDING / 2 + level * INDENT_WIDTH, PADDING + index * LINE_HEIGHT
+        if last > index + 1:
+            box_width, box_height = (
+                width - 2 * level * INDENT_WIDTH,
+                (last - index) * LINE_HEIGHT - 2,
+            )
             size = f'width="{box_width:.0f}" height="{box_height}"'
             shade = ("#eef3f9", "#e2ecf6", "#d6e4f2", "#cadded", "#bed5e9")[level % 5]
             shown.append(f'<rect x="{x:.0f}" y="{y:.0f}" {size} rx="4" fill="{shade}"/>')
@@ -168,8 +171,8 @@ def draw_kernel_calls(text: str) -> str:
     width = right + max(map(len, kernels.values())) * GLYPH_WIDTH + 3 * PADDING
     shown = []
     kernel_y = {
-        number: PADDING + LINE_HEIGHT * (2 + at * max(2, len(code) // len(kernels)))
-        for at, number in enumerate(kernels)
+        number: PADDING + LINE_HEIGHT * (2 + index * max(2, len(code) // len(kernels)))
+        for index, number in enumerate(kernels)
     }
     for number, y in kernel_y.items():
         size = f'width="{width - right - PADDING:.0f}" height="{LINE_HEIGHT + 6}"'
@@ -177,8 +180,8 @@ def draw_kernel_calls(text: str) -> str:
         shown.append(
             f'<text x="{right + PADDING}" y="{y + LINE_HEIGHT - 5}">{kernels[number]}</text>'
         )
-    for at, (number, body) in enumerate(code):
-        y = PADDING + at * LINE_HEIGHT
+    for index, (number, body) in enumerate(code):
+        y = PADDING + index * LINE_HEIGHT
         called = re.search(r"PackedFunc\[(\d+)\]", body)
         if called:
             end = kernel_y[called[1]] + LINE_HEIGHT / 2

@@ -127,10 +127,10 @@ def serve_tests(cases: Sequence[TestCase], pipe: Connection, trace: bool, device
     """Run tests by index until the other end is closed."""
     while True:
         try:
-            at = pipe.recv()
+            position = pipe.recv()
         except EOFError:
             return
-        pipe.send(run_and_classify(cases[at], trace, device))
+        pipe.send(run_and_classify(cases[position], trace, device))
 
 
 class TestWorker:

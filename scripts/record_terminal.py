@@ -57,8 +57,8 @@ def record_frames() -> list[tuple[float, str, bool]]:
         transcripts = [(command, capture_output(command, folder)) for command in RECORDED_COMMANDS]
     command_time = (SECONDS - POSTER_SECONDS - 1.5) / len(transcripts)
     shown: list[tuple[float, str, bool]] = []
-    for at, (command, lines) in enumerate(transcripts):
-        begin = POSTER_SECONDS + 0.3 + at * command_time
+    for index, (command, lines) in enumerate(transcripts):
+        begin = POSTER_SECONDS + 0.3 + index * command_time
         shown.append((begin, f"$ {command}", True))
         begin += len(command) * SECONDS_PER_GLYPH + 0.3
         shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
@@ -79,19 +79,19 @@ def draw_terminal(shown: list[tuple[float, str, bool]]) -> str:
         f"0%,{poster:.2f}%{{transform:translateY({last_offset}px)}}",
         f"{poster + 0.01:.2f}%{{transform:translateY(0)}}",
     ]
-    for at, (second, line, typed) in enumerate(shown):
+    for index, (second, line, typed) in enumerate(shown):
         share = 100 * second / SECONDS
         style.append(
-            f"@keyframes l{at}{{0%,{poster:.2f}%{{opacity:1}}"
+            f"@keyframes l{index}{{0%,{poster:.2f}%{{opacity:1}}"
             f"{poster + 0.01:.2f}%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
-            f"#l{at}{{animation:l{at} {SECONDS:g}s infinite}}"
+            f"#l{index}{{animation:l{index} {SECONDS:g}s infinite}}"
         )
         mark = ' class="c"' if typed else ""
-        y = PADDING + 20 + LINE_HEIGHT * (at + 1) - 4
-        body.append(f'<text id="l{at}"{mark} x="{PADDING}" y="{y}">{escape(line)}</text>')
-        if at >= ROWS:
-            up = f"translateY(-{LINE_HEIGHT * (at - ROWS + 1)}px)"
-            before = f"translateY(-{LINE_HEIGHT * (at - ROWS)}px)"
+        y = PADDING + 20 + LINE_HEIGHT * (index + 1) - 4
+        body.append(f'<text id="l{index}"{mark} x="{PADDING}" y="{y}">{escape(line)}</text>')
+        if index >= ROWS:
+            up = f"translateY(-{LINE_HEIGHT * (index - ROWS + 1)}px)"
+            before = f"translateY(-{LINE_HEIGHT * (index - ROWS)}px)"
             scroll.append(
                 f"{share:.2f}%{{transform:{before}}}{share + 0.01:.2f}%{{transform:{up}}}"
             )

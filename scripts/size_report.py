@@ -92,12 +92,12 @@ def count_lines_at(commit: str) -> dict[str, int]:
     rows = [row.split("\t") for row in git("ls-tree", "-rz", commit).decode().split("\0") if row]
     blobs = {path: about.split()[2] for about, path in rows if is_source(path)}
     data = git("cat-file", "--batch", stdin_text="".join(f"{blob}\n" for blob in blobs.values()))
-    counts, at = {}, 0
+    counts, position = {}, 0
     for path in blobs:
-        head_end = data.index(b"\n", at)
-        size = int(data[at:head_end].split()[2])
+        head_end = data.index(b"\n", position)
+        size = int(data[position:head_end].split()[2])
         counts[path] = data.count(b"\n", head_end + 1, head_end + 1 + size)
-        at = head_end + 1 + size + 1
+        position = head_end + 1 + size + 1
     return counts
 
 

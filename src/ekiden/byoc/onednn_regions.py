@@ -258,7 +258,7 @@ def _serialize_plan(
 ) -> bytes:
     """Serialize a plan as the 64-bit words and constants that onednn_plan.h describes."""
     # Value numbers follow the order in which the runtime allocates: inputs, constants, steps.
-    number = {id(value): at for at, value in enumerate((*inputs, *constants, *steps))}
+    number = {id(value): index for index, value in enumerate((*inputs, *constants, *steps))}
     plan = _pack_words(ONEDNN_PLAN_MAGIC, len(inputs), len(constants), len(steps), len(results))
     for constant in constants:
         assert constant.data is not None

@@ -187,6 +187,6 @@ class _OnnxModelBuilder(RegionConverter[str]):
 
     def output_name(self, expr: RelayExpr) -> str:
         """Return a unique graph output name for a result."""
-        at = f"r{len(self.nodes)}"
-        self.nodes.append(helper.make_node("Identity", [self.values[expr]], [at]))
-        return at
+        location = f"r{len(self.nodes)}"
+        self.nodes.append(helper.make_node("Identity", [self.values[expr]], [location]))
+        return location

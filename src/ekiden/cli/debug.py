@@ -150,9 +150,9 @@ class DebuggerPrompt:
     def do_break(self, text: str) -> None:
         """Run `break 3`, `break main:3` or `break "Conv 'layer1'"`."""
         function, colon, number = text.rpartition(":")
-        if (at := parse_decimal(number)) is not None:
+        if (position := parse_decimal(number)) is not None:
             caller = function if colon else self.stepper.where().function
-            locations = self.stepper.set_breakpoint(caller, at)
+            locations = self.stepper.set_breakpoint(caller, position)
         else:
             name = text.strip('"')
             node, _ = tensor_nodes(self.executable.raw).get(name, (name, 0))
@@ -194,11 +194,11 @@ class DebuggerPrompt:
 
     def do_list(self, _: str) -> None:
         """Run `list`."""
-        at = self.stepper.where()
-        for number in range(max(0, at.instruction - 5), at.instruction + 6):
-            if number < len(self.code[at.function]):
-                mark = "->" if number == at.instruction else "  "
-                print(f"{mark} {self._format_instruction(CodeLocation(at.function, number))}")
+        position = self.stepper.where()
+        for number in range(max(0, position.instruction - 5), position.instruction + 6):
+            if number < len(self.code[position.function]):
+                mark = "->" if number == position.instruction else "  "
+                print(f"{mark} {self._format_instruction(CodeLocation(position.function, number))}")
 
     def do_save(self, text: str) -> None:
         """Run `save FILE`."""

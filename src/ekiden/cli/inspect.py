@@ -212,12 +212,12 @@ def _collect_kernels(module: IRModule, target: Target) -> list[tuple[Function, T
     """
     config = compilation_config(target)
     targets = {
-        at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
+        index: config.by_kind.get(d.device_type_int) for index, d in enumerate(device_table(module))
     }
     (host, *_) = config.primitive_targets
     # Identical kernels of several nodes are printed once.
     placed = dict.fromkeys(primitive_functions(module))
-    return [(f, targets[at] or host) for f, at in placed if not is_external_function(f)]
+    return [(f, targets[index] or host) for f, index in placed if not is_external_function(f)]
 
 
 def _print_kernel_stages(

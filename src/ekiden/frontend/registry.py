@@ -119,7 +119,7 @@ class Frontend:
             raise CompileError(f"compile: example_kwargs: a dictionary expected, got {actual}")
         examples = options.example_inputs
         inputs = examples if isinstance(examples, (list, tuple)) else [examples]
-        named = [(str(at), positional) for at, positional in enumerate(inputs)]
+        named = [(str(index), positional) for index, positional in enumerate(inputs)]
         for name, example in [*named, *(options.example_kwargs or {}).items()]:
             # By class name, so that no framework is imported to look at an example.
             row = next(
@@ -454,7 +454,7 @@ def _has_marker_file(row: Frontend | RejectedKind, path: str) -> bool:
 
 def _has_magic_bytes(row: Frontend | RejectedKind, data: bytes) -> bool:
     """Return whether data have an entry's magic bytes at their offset."""
-    return any(data[at : at + len(text)] == text for at, text in row.magic_bytes)
+    return any(data[position : position + len(text)] == text for position, text in row.magic_bytes)
 
 
 def _find_frontend_of_bytes(data: bytes) -> Frontend | None:

@@ -45,10 +45,12 @@ class StructuralMismatch:
     @property
     def path(self) -> str:
         """Return the path of fields to the difference as text: `main.body.args[0]`."""
-        at = self.lhs_path
-        while isinstance(at, (MissingArrayElementPath, MissingMapEntryPath)) and at.parent:
-            at = at.parent
-        steps = [_format_path_step(step) for step in at.steps()]
+        current = self.lhs_path
+        while (
+            isinstance(current, (MissingArrayElementPath, MissingMapEntryPath)) and current.parent
+        ):
+            current = current.parent
+        steps = [_format_path_step(step) for step in current.steps()]
         return "".join(reversed(steps)).removeprefix(".") or "the root"
 
     def __str__(self) -> str:
@@ -223,7 +225,7 @@ class _MissingElement:
 def _pair_sequences(path: ObjectPath, a: Sequence[object], b: Sequence[object]) -> Iterator[_Pair]:
     """Pair the elements of two sequences; of unequal lengths, append a missing-element pair."""
     pairs: list[_Pair] = [
-        (path.array_index(at), x, y) for at, (x, y) in enumerate(zip(a, b, strict=False))
+        (path.array_index(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=False))
     ]
     if len(a) != len(b):
         absent = _MissingElement((len(a), len(b)))
@@ -268,10 +270,10 @@ def _compare_arrays(
     if not len(wrong):
         return iter(())
     # Row-major index of the first differing element, to be shown in the coordinates of the array.
-    at = np.unravel_index(int(wrong[0]), a.shape)
-    index = ", ".join(map(str, at))
+    position = np.unravel_index(int(wrong[0]), a.shape)
+    index = ", ".join(map(str, position))
     count_note = f" ({len(wrong)} of {a.size} elements differ)" if a.size > 1 else ""
-    return _make_mismatch(path.array_index(index), str(a[at]), f"{b[at]}{count_note}")
+    return _make_mismatch(path.array_index(index), str(a[position]), f"{b[position]}{count_note}")
 
 
 def _make_mismatch(path: ObjectPath, lhs: str, rhs: str) -> StructuralMismatch:

@@ -176,8 +176,8 @@ class Op(RelayExpr):
         named = list(self.definition.arguments)
         unnamed = [i for i, argument in enumerate(named) if argument == f"argument_{i}"]
         # `set_num_inputs` may have made arguments before they are named.
-        at = unnamed[0] if unnamed else len(named)
-        named[at : at + 1] = [name]
+        position = unnamed[0] if unnamed else len(named)
+        named[position : position + 1] = [name]
         _replace_definition(self.name, arguments=tuple(named))
 
     def add_type_rel(self, rel_name: str, type_rel_func: TypeRelationFunc | None = None) -> None:

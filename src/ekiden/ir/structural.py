@@ -354,7 +354,8 @@ def _equal_inferred_fields(mine: _CanonicalForm, theirs: _CanonicalForm) -> bool
     if not all(mine.write(x) == theirs.write(y) for x, y in written) or mine.rows != theirs.rows:
         return False
     return all(
-        _equal_inferred_fields(scope, theirs.scopes[at]) for at, scope in mine.scopes.items()
+        _equal_inferred_fields(scope, theirs.scopes[position])
+        for position, scope in mine.scopes.items()
     )
 
 

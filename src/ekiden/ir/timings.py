@@ -124,7 +124,7 @@ class Timings(PassInstrument):
             if below:
                 _accumulate_spans(rows_by_path.setdefault(below, TimingRow(below)), spans, own=0.0)
             _accumulate_tree(rows_by_path, below, spans)
-        order = {path: at for at, path in enumerate(rows_by_path)}
+        order = {path: index for index, path in enumerate(rows_by_path)}
         # By the order of every ancestor, the outermost first: a row comes right behind those it is
         # inside.
         sort_keys = [tuple(order[p[: n + 1]] for n in range(len(p))) for p in rows_by_path]
@@ -175,7 +175,7 @@ class Timings(PassInstrument):
             for process_spans in self.spans_by_process.values()
             for s in _flatten_spans(process_spans)
         ]
-        names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
+        names = {name: index for index, name in enumerate(dict.fromkeys(s.name for s in spans))}
         began = min((s.start for s in spans), default=0.0)
         profiles = [
             _speedscope_profile(
@@ -238,8 +238,8 @@ def _speedscope_profile(
     while stack:
         span, opens = stack.pop()
         # perf_counter is one clock for all processes of a machine.
-        at = (span.start if opens else span.end) - began
-        events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": at})
+        current = (span.start if opens else span.end) - began
+        events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": current})
         if opens:
             # Below what is inside: it closes after all of that.
             stack.append((span, False))

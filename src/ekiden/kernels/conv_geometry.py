@@ -119,9 +119,11 @@ class ConvGeometry:
         if self.depth is NO_DEPTH_AXIS:
             return image, None
         padded, size = self.depth.padded_slices, self.depth.size
-        at = image % padded - self.depth.pad_front
-        data_image = image // padded * size + at
-        return data_image, logical_and(at >= 0, at < size) if self.has_padded_slices else None
+        position = image % padded - self.depth.pad_front
+        data_image = image // padded * size + position
+        return data_image, logical_and(
+            position >= 0, position < size
+        ) if self.has_padded_slices else None
 
     def data_strides(self, slice: PrimExpr | None) -> list[PrimExpr]:
         """Return the data strides along each kernel axis.

@@ -95,10 +95,10 @@ def _emit_check_launch(
 ) -> Stmt:
     """Emit a kernel launch with one thread per checked index, before the launches that use it."""
     index, shape = Var("index"), check.values.shape
-    at = unravel_index(index, shape)
+    position = unravel_index(index, shape)
     extent = product_of_dims(shape) if shape else const(1)
     threads = THREADS_PER_BLOCK if shape else 1
-    return emit_launch(index, extent, threads, check.create_assert(element(at), at))
+    return emit_launch(index, extent, threads, check.create_assert(element(position), position))
 
 
 def _emit_flagged_search(

@@ -113,9 +113,9 @@ class AnswerParser:
         """Emit text up to a delimiter, and change the state there."""
         if self._strips:
             self._held = self._held.lstrip()
-        at = self._held.find(mark) if mark else -1
-        if at >= 0:
-            text, self._held = self._held[:at], self._held[at + len(mark) :]
+        position = self._held.find(mark) if mark else -1
+        if position >= 0:
+            text, self._held = self._held[:position], self._held[position + len(mark) :]
             # White space around marks belongs to neither part.
             text = text.rstrip() if kind == "reasoning" or not text.strip() else text
             self._state, self._strips = next_state, next_state == "content"
@@ -127,26 +127,26 @@ class AnswerParser:
             cut = len(self._held) - keep
             text, self._held = self._held[:cut], self._held[cut:]
         if text:
-            self._strips = at >= 0 and self._strips
+            self._strips = position >= 0 and self._strips
             deltas.append(AnswerDelta(kind, text))
 
     def _read_calls(self, deltas: list[AnswerDelta], is_last: bool) -> None:
         """Parse a section of tool calls once it is complete."""
         assert self._form is not None
         end = self._form.end
-        at = self._held.find(end) if end else -1
-        if at < 0 and not is_last:
+        position = self._held.find(end) if end else -1
+        if position < 0 and not is_last:
             return
-        body = self._held if at < 0 else self._held[:at]
+        body = self._held if position < 0 else self._held[:position]
         prefix = "" if body.lstrip()[:1] == self._form.opening else self._form.begin
         calls = self._form.parse(body.removeprefix(self._form.begin))
         if calls is None or not all(call.name in self._functions for call in calls):
-            text = prefix + body + (end if at >= 0 else "")
+            text = prefix + body + (end if position >= 0 else "")
             if text.strip():
                 deltas.append(AnswerDelta("content", text))
         else:
             length = self._form.id_length
             deltas += [AnswerDelta("call", call=replace(call, id_length=length)) for call in calls]
             self.calls += len(calls)
-        self._held = "" if at < 0 else self._held[at + len(end) :]
+        self._held = "" if position < 0 else self._held[position + len(end) :]
         self._state, self._strips = "content", True

@@ -432,7 +432,9 @@ def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], 
     halves = [slice_axis(x, 0, pairs, 2), slice_axis(x, pairs, rotated_depth, 2)]
     # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
-        halves = [op.strided_slice(x, [at], [rotated_depth], [2], axes=[2]) for at in (0, 1)]
+        halves = [
+            op.strided_slice(x, [position], [rotated_depth], [2], axes=[2]) for position in (0, 1)
+        ]
     first, second = halves
     first_rotated = op.subtract(op.multiply(first, cosines), op.multiply(second, sines))
     right = op.add(op.multiply(second, cosines), op.multiply(first, sines))

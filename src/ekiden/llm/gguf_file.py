@@ -282,8 +282,8 @@ def _read_tensor_entries(cursor: _GGUFReader, count: int) -> dict[str, _TensorEn
             raise cursor.load_error(f"at most {MAX_TENSOR_AXES} axes expected, got {axes}")
         # GGUF lists extents fastest-varying first.
         shape = tuple(int(d) for d in cursor.read_bytes(8 * axes).view("<u8")[::-1])
-        code, at = cursor.read_uint32(), int(cursor.read_number(NUMBER_TYPES[10]))
-        tensors[name] = _TensorEntry(shape, code, at)
+        code, position = cursor.read_uint32(), int(cursor.read_number(NUMBER_TYPES[10]))
+        tensors[name] = _TensorEntry(shape, code, position)
     return tensors
 
 
@@ -332,17 +332,17 @@ def write_gguf(
         file.write(struct.pack("<4sIQQ", GGUF_MAGIC, version, len(tensors), len(metadata)))
         for name, code, raw in entries:
             file.write(_encode_text(name) + struct.pack("<I", code) + raw)
-        at = 0
+        position = 0
         for tensor in tensors:
             axes = [struct.pack("<Q", extent) for extent in reversed(tensor.shape)]
-            tensor_location = struct.pack("<IQ", CODE_BY_FORMAT[tensor.format], at)
+            tensor_location = struct.pack("<IQ", CODE_BY_FORMAT[tensor.format], position)
             file.write(
                 _encode_text(tensor.name)
                 + struct.pack("<I", len(axes))
                 + b"".join(axes)
                 + tensor_location
             )
-            at += -(-tensor.data.nbytes // step) * step
+            position += -(-tensor.data.nbytes // step) * step
         for tensor in tensors:
             # Tensor data start at multiples of general.alignment.
             _write_padding(file, step)

@@ -73,11 +73,11 @@ class Grammar:
         for number, token in enumerate(tokens):
             if not token:
                 continue
-            at = np.arange(len(table))
+            position = np.arange(len(table))
             # All states advance together: a token costs as many gathers as it has bytes.
             for kind in kinds[np.frombuffer(token, np.uint8)]:
-                at = table[at, kind]
-            moves[:, number] = at
+                position = table[position, kind]
+            moves[:, number] = position
         alive = _productive_states(moves, accepts)
         if not alive[0]:
             raise InputError(f"grammar: no tokens make a text that {pattern!r} matches")

@@ -66,16 +66,16 @@ class HarmonyParser(AnswerParser):
 
     def _read_header(self, is_last: bool) -> bool:
         """Parse a message header once it is complete; return whether it was."""
-        at = self._held.find(MESSAGE)
-        if at < 0 and not is_last and (self._state == "header" or self._may_be_header()):
+        position = self._held.find(MESSAGE)
+        if position < 0 and not is_last and (self._state == "header" or self._may_be_header()):
             return False
-        if at < 0 or (self._state == "start" and not self._may_be_header()):
+        if position < 0 or (self._state == "start" and not self._may_be_header()):
             # A text without a header; what is left of an incomplete one says nothing.
             if self._state == "header" or self._may_be_header():
                 self._held = ""
             self._kind, self._function, self._state = "content", "", "body"
             return True
-        header, self._held = self._held[:at], self._held[at + len(MESSAGE) :]
+        header, self._held = self._held[:position], self._held[position + len(MESSAGE) :]
         name = RECIPIENT.search(header)
         _, _, behind = header.partition(CHANNEL)
         self._kind = "reasoning" if behind.startswith("analysis") else "content"
@@ -93,22 +93,24 @@ class HarmonyParser(AnswerParser):
         """Emit a message body up to its end, tool calls once they are complete; return whether it
         has ended.
         """
-        end_match = [(at, mark) for mark in BODY_ENDS if (at := self._held.find(mark)) >= 0]
-        at, mark = min(end_match, default=(-1, ""))
-        if at < 0 and self._function and not is_last:
+        end_match = [
+            (position, mark) for mark in BODY_ENDS if (position := self._held.find(mark)) >= 0
+        ]
+        position, mark = min(end_match, default=(-1, ""))
+        if position < 0 and self._function and not is_last:
             return False
         keep = 0
-        if at < 0 and not is_last:
+        if position < 0 and not is_last:
             keep = max(suffix_overlap(self._held, mark) for mark in BODY_ENDS)
-        cut = at if at >= 0 else len(self._held) - keep
+        cut = position if position >= 0 else len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut + len(mark) :]
-        if self._function and (at >= 0 or is_last):
+        if self._function and (position >= 0 or is_last):
             self._add_call(deltas, text)
         elif text:
             deltas.append(AnswerDelta(self._kind, text))
-        if at >= 0:
+        if position >= 0:
             self._state, self._function = "header", ""
-        return at >= 0
+        return position >= 0
 
     def _add_call(self, deltas: list[AnswerDelta], body: str) -> None:
         """Append the tool call of a body; append it as content if it is not a valid call."""

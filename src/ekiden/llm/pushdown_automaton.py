@@ -248,8 +248,8 @@ class PushdownAutomaton:
     def _step(self, state: int, kind: int) -> int:
         targets = [
             (target, stack)
-            for at, stack in self._sets[state]
-            for low, high, target in self._moves[at]
+            for position, stack in self._sets[state]
+            for low, high, target in self._moves[position]
             if low <= kind <= high
         ]
         return self._intern_state(self._closure(targets)) if targets else DEAD

@@ -296,11 +296,11 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight
     """Write plain tensors to a file."""
     codes = {format: dtype for dtype, format in FORMAT_BY_SAFETENSORS_DTYPE.items()}
     header: dict[str, object] = {}
-    at = 0
+    position = 0
     for name, tensor in tensors.items():
         if tensor.format not in codes:
             raise ValueError(f"'{name}': plain numbers expected, got {tensor.format}")
-        offsets = [at, at := at + tensor.data.nbytes]
+        offsets = [position, position := position + tensor.data.nbytes]
         header[name] = {
             "dtype": codes[tensor.format], "shape": list(tensor.shape), "data_offsets": offsets
         }  # fmt: skip

@@ -18,7 +18,11 @@ class StopFilter:
     def feed(self, text: str) -> str:
         """Append text and return what can be emitted; nothing from the first stop string on."""
         self._held += text
-        positions = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        positions = [
+            position
+            for position in (self._held.find(stop) for stop in self._stops)
+            if position >= 0
+        ]
         if positions:
             self.has_stopped = True
             released, self._held = self._held[: min(positions)], ""

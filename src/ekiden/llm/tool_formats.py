@@ -87,15 +87,15 @@ def _parse_json(text: str) -> object:
 
 def _parse_objects(body: str) -> list[ToolCall] | None:
     """Parse consecutive JSON objects or lists, separated by ";", "," or whitespace."""
-    decoder, at = json.JSONDecoder(), 0
+    decoder, position = json.JSONDecoder(), 0
     calls: list[ToolCall] = []
     while True:
-        while at < len(body) and body[at] in " \t\r\n,;":
-            at += 1
-        if at == len(body):
+        while position < len(body) and body[position] in " \t\r\n,;":
+            position += 1
+        if position == len(body):
             return calls or None
         try:
-            value, at = decoder.raw_decode(body, at)
+            value, position = decoder.raw_decode(body, position)
         except (ValueError, RecursionError):
             return None
         value_calls = read_calls(value)
@@ -113,15 +113,15 @@ def _parse_mistral(body: str) -> list[ToolCall] | None:
     """Parse a list of objects, or names each followed by an object of arguments."""
     if body.lstrip()[:1] in ("[", "{") and not body.lstrip().startswith("[TOOL_CALLS]"):
         return _parse_objects(body)
-    decoder, at = json.JSONDecoder(), 0
+    decoder, position = json.JSONDecoder(), 0
     calls: list[ToolCall] = []
-    while body[at:].strip():
-        name = _NAMED_CALL.match(body, at)
+    while body[position:].strip():
+        name = _NAMED_CALL.match(body, position)
         if name is None:
             return None
         start = body.index("{", name.end())
         try:
-            arguments, at = decoder.raw_decode(body, start)
+            arguments, position = decoder.raw_decode(body, start)
         except (ValueError, RecursionError):
             return None
         calls.append(ToolCall(name[1], json.dumps(arguments, ensure_ascii=False)))

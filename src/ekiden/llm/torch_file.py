@@ -180,13 +180,13 @@ class TorchFile(Mapping[str, Weight]):
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
             raise LoadError(f"{where}: no {size} bytes in the entry 'data/{storage.entry}'")
         self._bytes.check()
-        data, at = self._bytes.data, entry.header_offset
-        header = data[at : at + LOCAL_HEADER_BYTES]
+        data, position = self._bytes.data, entry.header_offset
+        header = data[position : position + LOCAL_HEADER_BYTES]
         if len(header) < LOCAL_HEADER_BYTES:
             raise LoadError(f"{where}: the entry 'data/{storage.entry}' lies behind the file")
         # The lengths of name and extra field may differ from those of the directory.
         name_bytes, extra_bytes = (int(n) for n in header[26:30].view("<u2"))
-        begin = at + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        begin = position + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
         raw = data[begin : begin + size]
         if len(raw) < size:
             raise LoadError(f"{where}: the entry 'data/{storage.entry}' lies behind the file")

@@ -168,9 +168,9 @@ def parse_elf_sections(elf: bytes) -> list[ElfSection]:
     entry, count, names = struct.unpack_from("<HHH", elf, 58 if wide else 46)
     rows: list[tuple[int, int, int, int, int]] = []
     for n in range(count):
-        at = table_offset + n * entry
+        position = table_offset + n * entry
         name, kind, flags, _, offset, size = struct.unpack_from(
-            "<IIQQQQ" if wide else "<IIIIII", elf, at
+            "<IIQQQQ" if wide else "<IIIIII", elf, position
         )
         rows.append((name, kind, flags, offset, size))
     text = rows[names][3] if names < len(rows) else 0

@@ -91,8 +91,8 @@ def _split_batches(
     if count % step and next(iter(fixed)):
         raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
     return [
-        {name: array[at : at + step] for name, array in arrays.items()}
-        for at in range(0, count, step)
+        {name: array[position : position + step] for name, array in arrays.items()}
+        for position in range(0, count, step)
     ]
 
 

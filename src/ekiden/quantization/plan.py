@@ -224,7 +224,9 @@ class QuantPlan:
     def __str__(self) -> str:
         """Format the plan as a table."""
         rows = [_PLAN_COLUMN_NAMES, *self._table_rows()]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(_PLAN_COLUMN_NAMES))]
+        widths = [
+            max(len(row[position]) for row in rows) for position in range(len(_PLAN_COLUMN_NAMES))
+        ]
         lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
         count = sum(row_plan.kind != "float" for row_plan in self.layers)
         last = f"{count} of {len(self.layers)} layers quantised"

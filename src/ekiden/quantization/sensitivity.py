@@ -117,8 +117,8 @@ def _measure_layer_snr(
     noise: dict[str, float] = {}
     for feed in feeds:
         outputs = run(feed)
-        for at, (name, *_) in enumerate(rows):
-            x, y = (output.astype(np.float64) for output in outputs[2 * at : 2 * at + 2])
+        for index, (name, *_) in enumerate(rows):
+            x, y = (output.astype(np.float64) for output in outputs[2 * index : 2 * index + 2])
             signal[name] = signal.get(name, 0.0) + float((x**2).sum())
             noise[name] = noise.get(name, 0.0) + float(((x - y) ** 2).sum())
     return {name: decibels(signal[name], noise[name]) for name, *_ in rows}

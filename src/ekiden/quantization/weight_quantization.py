@@ -94,7 +94,7 @@ def quantize_weight(layer: Layer, recipe: Recipe, gram: Array | None = None) -> 
         values = _quantize_layer_levels(layer, steps, (-max_level, max_level), recipe, gram)
         return QuantizedWeight(values.astype(dtype), scale.squeeze(axis + 1), axis, recipe.group)
     scale_axis = layer.channel_axis if recipe.per_channel else None
-    reduced_axes = tuple(at for at in range(weight.ndim) if at != scale_axis)
+    reduced_axes = tuple(position for position in range(weight.ndim) if position != scale_axis)
     scale = _symmetric_scale(weight, reduced_axes, max_level, recipe.method)
     steps = np.broadcast_to(scale, weight.shape)
     values = _quantize_layer_levels(layer, steps, (-max_level, max_level), recipe, gram).astype(
@@ -177,9 +177,9 @@ def _asymmetric_int4_scale(blocks: Array, method: str) -> Array:
     to 7. The largest element maps to -8, so that the step's sign is opposite to its sign. "mse"
     as in `_scale`.
     """
-    at = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    axis_index = np.abs(blocks).argmax(axis=-1, keepdims=True)
     # The element of largest magnitude maps to -8, so one side keeps the 16th level.
-    full_scale = np.take_along_axis(blocks, at, -1) / np.float32(INT4_LEVEL_RANGE[0])
+    full_scale = np.take_along_axis(blocks, axis_index, -1) / np.float32(INT4_LEVEL_RANGE[0])
     full_scale = np.where(
         np.abs(full_scale) > np.finfo(np.float32).tiny, full_scale, np.float32(1.0)
     )

@@ -60,12 +60,14 @@ def _round_gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | Non
     for start in range(0, columns, GPTQ_BLOCK_COLUMNS):
         end = min(start + GPTQ_BLOCK_COLUMNS, columns)
         errors = np.empty((len(remaining), end - start))
-        for at in range(start, end):
-            step = scale[:, at]
-            levels[:, at] = np.clip(np.round(remaining[:, at] / step), *ends)
-            error = (remaining[:, at] - levels[:, at] * step) / factor[at, at]
-            remaining[:, at:end] -= np.outer(error, factor[at, at:end])
-            errors[:, at - start] = error
+        for position in range(start, end):
+            step = scale[:, position]
+            levels[:, position] = np.clip(np.round(remaining[:, position] / step), *ends)
+            error = (remaining[:, position] - levels[:, position] * step) / factor[
+                position, position
+            ]
+            remaining[:, position:end] -= np.outer(error, factor[position, position:end])
+            errors[:, position - start] = error
         # Lazy batch update: one matrix product per block instead of a rank-1 update per column.
         remaining[:, end:] -= errors @ factor[start:end, end:]
     back = np.empty_like(levels)

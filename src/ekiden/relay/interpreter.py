@@ -214,8 +214,8 @@ class Interpreter:
         expr = root
         try:
             while stack:
-                step, expr, at, is_tail = stack.pop()
-                step(self, expr, at, is_tail, stack)
+                step, expr, position, is_tail = stack.pop()
+                step(self, expr, position, is_tail, stack)
         except Exception as error:
             _add_location_note(error, expr)
             raise
@@ -499,8 +499,8 @@ def _match_pattern(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
     bound: dict[Expr, Value] = {}
     stack = [(pattern, value)]
     while stack:
-        at, component = stack.pop()
-        match at:
+        position, component = stack.pop()
+        match position:
             case PatternVar(var=var):
                 bound[var] = component
             case PatternTuple(patterns=inner):

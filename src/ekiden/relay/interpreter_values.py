@@ -46,14 +46,14 @@ class ActivationFrame:
 
     def lookup(self, expr: Expr) -> Value | None:
         """Look up an expression's value in this and enclosing frames, or return None."""
-        at: ActivationFrame | None = self
-        while at is not None:
-            value = at.values.get(expr)
+        current: ActivationFrame | None = self
+        while current is not None:
+            value = current.values.get(expr)
             if value is not None:
                 return value
             # Frames are linked, not copied: making a closure costs the same for any number of
             # variables.
-            at = at.outer
+            current = current.outer
         return None
 
 

@@ -28,14 +28,14 @@ def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
         return runtime.load_param_dict(data)
     try:
         _, _, count = struct.unpack_from("<QQQ", data)
-        names, at = _read_names(data, count)
-        (arrays,) = struct.unpack_from("<Q", data, at)
+        names, position = _read_names(data, count)
+        (arrays,) = struct.unpack_from("<Q", data, position)
         if arrays != count:
             raise LoadError(f"parameters: {count} names, {arrays} arrays")
         tensors: dict[str, Tensor] = {}
-        at += 8
+        position += 8
         for name in names:
-            array, at = array_from_bytes(data, at)
+            array, position = array_from_bytes(data, position)
             tensors[name] = runtime.tensor(array)
     except (struct.error, UnicodeDecodeError) as error:
         raise LoadError(f"parameters: {error}") from error
@@ -44,15 +44,15 @@ def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
 
 def _read_names(data: bytes, count: int) -> tuple[list[str], int]:
     names: list[str] = []
-    at = 24
+    position = 24
     for _ in range(count):
-        (length,) = struct.unpack_from("<Q", data, at)
+        (length,) = struct.unpack_from("<Q", data, position)
         # The length comes from the file: a slice beyond the end would silently be shorter.
-        if at + 8 + length > len(data):
+        if position + 8 + length > len(data):
             raise LoadError(f"parameters: a name of {length} characters is longer than the bytes")
-        names.append(data[at + 8 : at + 8 + length].decode())
-        at += 8 + length
-    return names, at
+        names.append(data[position + 8 : position + 8 + length].decode())
+        position += 8 + length
+    return names, position
 
 
 __all__ = ["load_param_dict", "save_param_dict"]

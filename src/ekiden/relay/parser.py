@@ -185,8 +185,8 @@ class _RelayParser(DeclarationParser):
         types: dict[GlobalTypeVar, Node] = dict(self.init_module.type_definitions)
         # Types first: functions may use constructors that are defined after them.
         for is_type in (True, False):
-            for at in begins:
-                self.position = at
+            for position in begins:
+                self.position = position
                 if is_type and self.next_token.text in ("type", "extern"):
                     data = self._parse_type_data()
                     types[data.header] = data
@@ -229,14 +229,14 @@ class _RelayParser(DeclarationParser):
 
     def parse_function_rest(self) -> Steps:
         """Parse a function from its type parameters on."""
-        at = self.next_token.at
+        position = self.next_token.at
         with self.parse_type_params() as type_params, self.open_scope():
             params, attrs = self._parse_params()
             ret = self.parse_type() if self.accept("->") else None
             self.expect("{")
             body = yield self.parse_block()
             self.expect("}")
-        return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
+        return Function(params, body, ret, type_params, attrs or None, span=self.span(position))
 
     def _parse_prim_func(self) -> tuple[GlobalVar, PrimFunc]:
         """Parse `prim_func @name { ... }`, a loop program in Python syntax."""
@@ -312,9 +312,9 @@ class _RelayParser(DeclarationParser):
         scope.__enter__()
         try:
             while True:
-                at = self.next_token.at
+                position = self.next_token.at
                 if self.accept("let"):
-                    lets.append((yield from self._parse_let(at)))
+                    lets.append((yield from self._parse_let(position)))
                 elif self.accept("free_var"):
                     self.bind_new_var(scope=0)
                     self.expect(";")
@@ -327,12 +327,12 @@ class _RelayParser(DeclarationParser):
                     result = yield self.parse_infix()
                     if not self.accept(";"):
                         break
-                    lets.append((Var("_", None), result, at))
+                    lets.append((Var("_", None), result, position))
         finally:
             scope.__exit__(None, None, None)
         # A let contains all that follows it, so the chain is built from its end.
-        for var, value, at in reversed(lets):
-            result = Let(var, value, result, span=self.span(at))
+        for var, value, position in reversed(lets):
+            result = Let(var, value, result, span=self.span(position))
         return result
 
     def _is_graph_binding(self) -> bool:
@@ -360,23 +360,23 @@ class _RelayParser(DeclarationParser):
             level, name = INFIX_OPERATORS[self.next_token.text]
             if level < tightest:
                 break
-            at = self.advance().at
+            position = self.advance().at
             # One level tighter: operators of one level associate to the left.
             operand = yield self.parse_infix(level + 1)
-            result = Call(get(name), (result, operand), None, span=self.span(at))
+            result = Call(get(name), (result, operand), None, span=self.span(position))
         return result
 
     def parse_postfix(self) -> Steps:
         """Parse an atom with its calls and projections."""
-        at = self.next_token.at
+        position = self.next_token.at
         result = yield self.parse_atom()
         while self.next_token.kind == "mark":
             if self.next_token.text == "(":
-                result = yield self.parse_call(result, (), at)
+                result = yield self.parse_call(result, (), position)
             elif self.next_token.text == "[" and not isinstance(result, Constant):
                 kinds = self.parse_types_in_brackets()
                 result = (
-                    (yield self.parse_call(result, kinds, at))
+                    (yield self.parse_call(result, kinds, position))
                     if self.next_is("(")
                     else Call(result, (), None, kinds)
                 )
@@ -388,13 +388,13 @@ class _RelayParser(DeclarationParser):
                         self.source.raise_parse_error(
                             token.at, f"expected the number of a field, got {token.text!r}"
                         )
-                    result = TupleGetItem(result, int(index), span=self.span(at))
+                    result = TupleGetItem(result, int(index), span=self.span(position))
             else:
                 break
         if isinstance(result, Constructor) and not result.inputs:
             # A constructor without fields is written without parentheses, and is a call
             # nevertheless.
-            result = Call(result, (), None, span=self.span(at))
+            result = Call(result, (), None, span=self.span(position))
         return result
 
     def parse_call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
@@ -522,15 +522,19 @@ class _RelayParser(DeclarationParser):
         return body
 
     def _parse_parentheses(self) -> Steps:
-        at = self.expect("(").at
+        position = self.expect("(").at
         fields: list[Expr] = []
         while not self.accept(")"):
             is_block = self.next_is("let") or self.next_is("free_var") or self._is_graph_binding()
             fields.append((yield self.parse_block() if is_block else self.parse_infix()))
             if self.accept(")"):
-                return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
+                return (
+                    fields[0]
+                    if len(fields) == 1
+                    else Tuple(tuple(fields), span=self.span(position))
+                )
             self.expect(",")
-        return Tuple(tuple(fields), span=self.span(at))
+        return Tuple(tuple(fields), span=self.span(position))
 
     def _parse_fn(self, start: LexerToken) -> Steps:
         return (yield self.parse_function_rest())

@@ -240,8 +240,8 @@ def _draw_box(box: _GraphBox) -> str:
     texts = [(line, "") for line in box.lines] + (
         [(box.type_text, ' class="t"')] if box.type_text else []
     )
-    for at, (line, mark) in enumerate(texts, 1):
-        y = box.y + LINE_HEIGHT_PX * at
+    for index, (line, mark) in enumerate(texts, 1):
+        y = box.y + LINE_HEIGHT_PX * index
         elements.append(
             f'<text xml:space="preserve"{mark} x="{box.x + BOX_PADDING_PX:.0f}" y="{y:.0f}">'
             f"{escape(line)}</text>"

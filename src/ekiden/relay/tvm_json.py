@@ -95,12 +95,12 @@ class TvmJsonReader:
         answer: object = None
         while making:
             # The node added last first: it is what the others wait for.
-            at, steps = next(reversed(making.items()))
+            position, steps = next(reversed(making.items()))
             try:
                 requested = steps.send(answer)
             except StopIteration as end:
-                self._built_nodes[at] = answer = end.value
-                del making[at]
+                self._built_nodes[position] = answer = end.value
+                del making[position]
                 continue
             answer = self._built_nodes.get(requested)
             # A node that is still under construction cannot be its own field.
@@ -256,10 +256,12 @@ class TvmJsonReader:
 
     def _buffer_scope(self, buffer: Mapping[str, str]) -> str:
         """Return a buffer's memory scope, from its pointer type."""
-        at: Row = buffer
+        position: Row = buffer
         for name in ("data", "type_annotation"):
-            at = self._nodes[int(at.get(name, 0))].get("attrs", {})
-        return str(self._nodes[int(at.get("storage_scope", 0))].get("repr_str", "")) or "global"
+            position = self._nodes[int(position.get(name, 0))].get("attrs", {})
+        return (
+            str(self._nodes[int(position.get("storage_scope", 0))].get("repr_str", "")) or "global"
+        )
 
 
 def _read_all(numbers: Sequence[int]) -> Generator[int, object, list[object]]:

@@ -173,10 +173,12 @@ class TypeParser:
         self.expect("(")
         shape: list[PrimExpr] = []
         while not self.accept(")"):
-            at = self.next_token.at
+            position = self.next_token.at
             shape.append(self.parse_prim())
             if isinstance(size := shape[-1], prim.IntImm) and size.value < 0:
-                self.source.raise_parse_error(at, f"no dimension may be below 0, got {size.value}")
+                self.source.raise_parse_error(
+                    position, f"no dimension may be below 0, got {size.value}"
+                )
             if not self.next_is(")"):
                 self.expect(",")
         self.expect(",")

@@ -38,9 +38,9 @@ def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
     """Return the symbolic dimensions that occur by themselves in tensor shapes, in order."""
     dims: dict[SizeVar, None] = {}
     for kind in kinds:
-        for at in type_post_order(kind):
-            if isinstance(at, TensorType):
-                dims.update((d, None) for d in at.shape if isinstance(d, SizeVar))
+        for node in type_post_order(kind):
+            if isinstance(node, TensorType):
+                dims.update((d, None) for d in node.shape if isinstance(d, SizeVar))
     return list(dims)
 
 

@@ -58,11 +58,11 @@ def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
     variables: list[Var] = []
     stack = [pattern]
     while stack:
-        at = stack.pop()
-        if isinstance(at, PatternVar):
-            variables.append(at.var)
-        elif isinstance(at, (PatternConstructor, PatternTuple)):
-            stack.extend(reversed(at.patterns))
+        current = stack.pop()
+        if isinstance(current, PatternVar):
+            variables.append(current.var)
+        elif isinstance(current, (PatternConstructor, PatternTuple)):
+            stack.extend(reversed(current.patterns))
     return tuple(variables)
 
 
@@ -383,13 +383,13 @@ def type_post_order(kind: Type) -> list[Type]:
     done: set[Type] = set()
     stack: list[tuple[Type, bool]] = [(kind, False)]
     while stack:
-        at, expanded = stack.pop()
+        position, expanded = stack.pop()
         if expanded:
-            order.append(at)
-        elif at not in done:
-            done.add(at)
-            stack.append((at, True))
-            stack.extend((c, False) for c in reversed(type_children(at)))
+            order.append(position)
+        elif position not in done:
+            done.add(position)
+            stack.append((position, True))
+            stack.extend((c, False) for c in reversed(type_children(position)))
     return order
 
 
@@ -402,8 +402,8 @@ def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
     if type(kind) is TensorType:
         return replace(kind)
     new: dict[Type, Type] = {}
-    for at in type_post_order(kind):
-        new[at] = replace(_rebuild_type(at, new))
+    for node in type_post_order(kind):
+        new[node] = replace(_rebuild_type(node, new))
     return new[kind]
 
 

@@ -109,8 +109,8 @@ def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[in
         opened.callback(os.close, nothing)
         actions = [(os.POSIX_SPAWN_DUP2, nothing, 0)]
         actions += [
-            (os.POSIX_SPAWN_DUP2, number, FIRST_PASSED_DESCRIPTOR - 1 + at)
-            for at, number in enumerate(moved)
+            (os.POSIX_SPAWN_DUP2, number, FIRST_PASSED_DESCRIPTOR - 1 + index)
+            for index, number in enumerate(moved)
         ]
         command = task_command(FIRST_PASSED_DESCRIPTOR - 1)
         return os.posix_spawn(

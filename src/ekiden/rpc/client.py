@@ -82,7 +82,8 @@ class RPCSession:
                 raise ValueError("upload: bytes need a name: target=")
             blob = memoryview(data)
             pieces = (
-                blob[at : at + self._chunk_bytes] for at in range(0, len(blob), self._chunk_bytes)
+                blob[position : position + self._chunk_bytes]
+                for position in range(0, len(blob), self._chunk_bytes)
             )
             self._upload_chunks(pieces, len(blob), target, progress)
             return
@@ -111,12 +112,12 @@ class RPCSession:
             """Yield a request for each chunk; an empty file is sent as one empty chunk, so that it
             is created.
             """
-            at = 0
+            position = 0
             for piece in pieces if size else (memoryview(b""),):
-                ends.append(at + len(piece))
-                yield Kind.UPLOAD, (name, at, size, piece)
-                at = ends[-1]
-            if at != size:
+                ends.append(position + len(piece))
+                yield Kind.UPLOAD, (name, position, size, piece)
+                position = ends[-1]
+            if position != size:
                 raise RPCError(f"upload '{name}': it became smaller meanwhile")
 
         def report_progress(answer: object) -> None:

@@ -191,7 +191,9 @@ class Endpoint:
 
         ends = range(0, len(to), step)
         self.pipeline_requests(
-            (ask(at, min(step, len(to) - at)) for at in ends), advance, next_buffer
+            (ask(position, min(step, len(to) - position)) for position in ends),
+            advance,
+            next_buffer,
         )
         return is_whole
 
@@ -355,9 +357,9 @@ def _parse_hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str
 def _format_traceback(error: BaseException) -> str:
     """Format an error's stack frames, most recent call first, and its notes."""
     lines = []
-    at = error.__traceback__
-    while at is not None:
-        code = at.tb_frame.f_code
-        lines.append(f'  File "{code.co_filename}", line {at.tb_lineno}, in {code.co_name}\n')
-        at = at.tb_next
+    current = error.__traceback__
+    while current is not None:
+        code = current.tb_frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {current.tb_lineno}, in {code.co_name}\n')
+        current = current.tb_next
     return "".join(reversed(lines)) + "".join(f"{n}\n" for n in getattr(error, "__notes__", ()))

@@ -288,10 +288,10 @@ class RemoteTensor(_RemoteHandle):
             reserved for the header).
             """
             step = min(self.endpoint.peer_limit - 64, TRANSFER_CHUNK_BYTES)
-            for at in range(0, self.nbytes, step):
-                piece = data[at : at + step]
-                ends.append(at + len(piece))
-                yield Kind.WRITE, (self.handle, at, piece)
+            for position in range(0, self.nbytes, step):
+                piece = data[position : position + step]
+                ends.append(position + len(piece))
+                yield Kind.WRITE, (self.handle, position, piece)
 
         def report_progress(answer: object) -> None:
             """Report the bytes that have arrived: answers come in the order of the requests."""

@@ -289,16 +289,16 @@ class MessageReader:
 
     def _advance(self, size: int) -> int:
         """Advance over the next bytes, and return where they begin."""
-        at = self._at
-        if size > self._end - at:
-            raise FrameError(f"rpc: {size} bytes expected in a message, got {self._end - at}")
-        self._at = at + size
-        return at
+        position = self._at
+        if size > self._end - position:
+            raise FrameError(f"rpc: {size} bytes expected in a message, got {self._end - position}")
+        self._at = position + size
+        return position
 
     def read_bytes(self, size: int) -> memoryview:
         """Return the next bytes."""
-        at = self._advance(size)
-        return self._data[at : self._at]
+        position = self._advance(size)
+        return self._data[position : self._at]
 
     def read_number(self, form: struct.Struct) -> int:
         """Return the next number."""

@@ -226,8 +226,8 @@ PARTIAL_EXPIRY_S = 3600.0
 def _remove_stale_partials(folder: PathName) -> None:
     """Remove the partial files of interrupted processes (SIGKILL, power loss)."""
     before = time.time() - PARTIAL_EXPIRY_S
-    for at, _, names in os.walk(folder):
-        for path in (os.path.join(at, n) for n in names if PARTIAL_FILE_PATTERN.fullmatch(n)):
+    for position, _, names in os.walk(folder):
+        for path in (os.path.join(position, n) for n in names if PARTIAL_FILE_PATTERN.fullmatch(n)):
             with suppress(OSError):
                 if os.stat(path).st_mtime < before:
                     os.unlink(path)
@@ -238,7 +238,12 @@ def list_files(folder: PathName) -> list[Path]:
     folder.
     """
     walked = os.walk(folder)
-    paths = [pathlib.Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
+    paths = [
+        pathlib.Path(position, name)
+        for position, _, names in walked
+        for name in names
+        if name[0] != "."
+    ]
     return sorted(paths)
 
 

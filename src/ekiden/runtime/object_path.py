@@ -56,10 +56,10 @@ class ObjectPath:
 
     def steps(self) -> Iterator[ObjectPath]:
         """Yield the paths from here up to the root."""
-        at: ObjectPath | None = self
-        while at is not None:
-            yield at
-            at = at.parent
+        current: ObjectPath | None = self
+        while current is not None:
+            yield current
+            current = current.parent
 
     def __len__(self) -> int:
         return sum(1 for _ in self.steps())

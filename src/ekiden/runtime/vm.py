@@ -152,10 +152,10 @@ class VirtualMachine:
         if len(outputs) != len(destinations):
             counts = f"{len(outputs)} outputs expected, got {len(destinations)}"
             raise InputError(f"{func_name}: {counts}")
-        for at, (result, to) in enumerate(zip(outputs, destinations, strict=True)):
+        for index, (result, to) in enumerate(zip(outputs, destinations, strict=True)):
             if not (direct and is_same_memory(cast(Tensor, result), to)):
                 cast(Tensor, result).copyto(to)  # or one of another machine, to one there
-            outputs[at] = to  # which owns the memory, where `made` lies in it
+            outputs[index] = to  # which owns the memory, where `made` lies in it
         return tuple(outputs) if isinstance(returned, tuple) else outputs[0]
 
     def _direct_buffers(
@@ -189,8 +189,10 @@ class VirtualMachine:
             raise ValueError(f"set_one_input: expected one input, got {len(pairs)}")
         name_or_index, value = pairs[0]
         is_name = isinstance(name_or_index, str)
-        at = self._input_index(str(name_or_index), func_name) if is_name else int(name_or_index)
-        self._inputs.setdefault(func_name, {})[at] = _to_argument(value)
+        position = (
+            self._input_index(str(name_or_index), func_name) if is_name else int(name_or_index)
+        )
+        self._inputs.setdefault(func_name, {})[position] = _to_argument(value)
 
     def get_input_index(self, input_name: str, func_name: str = "main") -> int:
         """Return the position of an input, -1 for an unknown name."""

@@ -368,8 +368,8 @@ def _check_usable_target(target_like: TargetLike, host: TargetLike | None) -> Ta
 
 
 def _check_variants(variants: Sequence[Target]) -> None:
-    for at, later in enumerate(variants):
-        for before in variants[:at]:
+    for index, later in enumerate(variants):
+        for before in variants[:index]:
             if before.serves(later):
                 never = f"code for {later.cpu} would never run: {before.cpu} stands before it"
                 raise CompileError(f"compile: {never}, and runs wherever it does")

@@ -217,10 +217,10 @@ def _identity_tensor(output: Tensor) -> Tensor:
     """
     rank = len(output.shape)
 
-    def kronecker_delta(*at: Var) -> PrimExpr:
+    def kronecker_delta(*indices: Var) -> PrimExpr:
         """Return 1 where the first half of the indices equals the second, else 0."""
         equal: PrimExpr = const(True)
-        for a, b in zip(at[:rank], at[rank:], strict=True):
+        for a, b in zip(indices[:rank], indices[rank:], strict=True):
             equal = logical_and(equal, EQ(a, b))
         return Select(equal, const(1.0, output.dtype), const(0.0, output.dtype))
 
@@ -268,11 +268,11 @@ class _Adjoints:
         if len(contributions) == 1:
             return contributions[0]
 
-        def sum_at(*at: Var) -> PrimExpr:
+        def sum_at(*indices: Var) -> PrimExpr:
             """Return the sum of all readers' contributions to the element."""
-            total: PrimExpr = contributions[0][at]
+            total: PrimExpr = contributions[0][indices]
             for contribution in contributions[1:]:
-                total = total + contribution[at]
+                total = total + contribution[indices]
             return total
 
         return compute((*self.lead, *tensor.shape), sum_at, name=f"{tensor.name}.grad")
@@ -333,11 +333,11 @@ class _Adjoints:
         for condition in conditions:
             where = logical_and(where, condition)
 
-        def sum_over_readers(*at: Var) -> PrimExpr:
+        def sum_over_readers(*indices: Var) -> PrimExpr:
             """Return the sum over all iterations (h, p fixed, free variables running) that read
             element p; zero where a condition says that none does.
             """
-            substitution: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
+            substitution: dict[Var, PrimExpr] = dict(zip((*lead, *points), indices, strict=True))
             sums_over = {
                 n: _reduce_axis_from_zero(n.name, substitute(e, substitution))
                 for n, (_, e) in free.items()
@@ -395,16 +395,16 @@ def _solve_reading_iterations(
 # to more than there is.
 def _reduction_derivative(tensor: Tensor, body: Reduce) -> PrimExpr:
     """Return the derivative of a reduction with respect to one of its sources."""
-    at = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]
+    indices = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]
     kind = body.kind or _builtin_reduction_kind(body.reducer)
     if kind == "sum":
         return const(1.0, body.dtype)
     if kind in ("max", "min"):
         # Every element that equals the extreme receives the gradient; ties are not split.
-        equal = EQ(body.source, ProducerLoad(tensor, at, tensor.dtype))
+        equal = EQ(body.source, ProducerLoad(tensor, indices, tensor.dtype))
         return Select(equal, const(1.0, body.dtype), const(0.0, body.dtype))
     if kind == "prod":
-        return _product_of_others(tensor, body, at)
+        return _product_of_others(tensor, body, indices)
     raise DifferentiationError(
         f"te.gradient through {tensor.name!r}: its reduction is no sum, product, minimum or maximum"
     )

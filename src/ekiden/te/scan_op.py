@@ -171,14 +171,14 @@ def _require_earlier_reads(
     def check_load(e: PrimExpr) -> PrimExpr:
         """Raise ValueError for a read at another time; the expression stays as it is."""
         if isinstance(e, ProducerLoad) and e.producer in recurrent:
-            at = e.indices[0]
-            earlier = analyzer.can_prove(at < time)
+            position = e.indices[0]
+            earlier = analyzer.can_prove(position < time)
             if e.producer in states and not earlier:
                 raise ValueError(
                     f"scan {name!r}: {tensor.name!r} must read the state {e.producer.name!r} at a"
                     f" time before {time.name!r}"
                 )
-            if e.producer not in states and not analyzer.can_prove_equal(at, time):
+            if e.producer not in states and not analyzer.can_prove_equal(position, time):
                 raise ValueError(
                     f"scan {name!r}: {tensor.name!r} must read {e.producer.name!r} at its own time"
                     f" {time.name!r}"
@@ -242,8 +242,8 @@ def _emit_row_copy(
     row where a time is given.
     """
     iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(shape))
-    at = tuple(i.var for i in iters)
-    store = BufferStore(target, BufferLoad(source, at, source.dtype), at)
+    indices = tuple(i.var for i in iters)
+    store = BufferStore(target, BufferLoad(source, indices, source.dtype), indices)
     block = Block(buffers.block_name(f"{target.name}_rows"), iters, store)
     loops = tuple(Var(f"i{n}") for n in range(len(shape)))
     values = loops if time is None else (time, *loops[1:])

@@ -66,15 +66,15 @@ class IntrinsicCall(InstructionCall):
                 f"compute {name!r}: the instruction {self.op.name!r} has {len(self.op.axis)} axes,"
                 f" and {own} are left to it"
             )
-        at: dict[Var, PrimExpr] = {
+        indices: dict[Var, PrimExpr] = {
             old.var: new.var for old, new in zip(self.op.axis, axis[-own:], strict=True)
         }
         for region, source in zip(self.regions, self.inputs, strict=True):
             _require_region_shape(name, region, source)
         # Fresh axes: the instruction's own ones occur in every call of it.
         sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
-        at.update(zip(self.op.reduce_axis, sums, strict=True))
-        sources = self._source_exprs(at)
+        indices.update(zip(self.op.reduce_axis, sums, strict=True))
+        sources = self._source_exprs(indices)
         first, bodies = self.op.body[0], tuple(sources)
         if isinstance(first, Reduce):
             bodies = tuple(make_reduce(first.reducer, sources, (*self.reduce_axis, *sums)))

@@ -241,8 +241,8 @@ def _describe_mismatch(
     if not shows:
         return text
     rows = [
-        f"Element [{', '.join(map(str, at))}]: {a[tuple(at)]:f}, {b[tuple(at)]:f}"
-        for at in np.argwhere(off)[:MAX_LISTED_MISMATCHES].tolist()
+        f"Element [{', '.join(map(str, position))}]: {a[tuple(position)]:f}, {b[tuple(position)]:f}"
+        for position in np.argwhere(off)[:MAX_LISTED_MISMATCHES].tolist()
     ]
     return "\n".join([text, "Actual, Reference", *rows])
 
@@ -306,11 +306,11 @@ def _flatten_tensors(result: object) -> list[Array]:
     stack: list[Any] = [result]
     tensors: list[Array] = []
     while stack:
-        at = stack.pop()
-        if hasattr(at, "numpy"):
-            tensors.append(at.numpy())
+        current = stack.pop()
+        if hasattr(current, "numpy"):
+            tensors.append(current.numpy())
         else:
-            stack.extend(reversed(list(at)))
+            stack.extend(reversed(list(current)))
     return tensors
 
 

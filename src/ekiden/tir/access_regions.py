@@ -195,9 +195,9 @@ def _access_of_address(
     is_store: bool,
     conditional: bool,
 ) -> Access:
-    at = tuple(substitute(i, values) for i in e.indices)
+    indices = tuple(substitute(i, values) for i in e.indices)
     extents = tuple(substitute(i, values) for i in e.extents)
-    return Access(at, loops, is_store, conditional, extents)
+    return Access(indices, loops, is_store, conditional, extents)
 
 
 def bounding_region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> list[Range]:

@@ -95,8 +95,8 @@ class Buffer(Node):
             indices = (0 if offset is None else offset,)
             size = reduce(operator.mul, self.shape, convert(1, "int64"))
             extents = (size - convert(indices[0], "int64") if extent is None else extent,)
-        at = tuple(convert(i, "int64") for i in indices)
-        return BufferAddress(self, at, tuple(convert(e, "int64") for e in extents), access)
+        point = tuple(convert(i, "int64") for i in indices)
+        return BufferAddress(self, point, tuple(convert(e, "int64") for e in extents), access)
 
     def vload(self, begin: ExprLike | Sequence[ExprLike], dtype: str | None = None) -> BufferLoad:
         """Return a load of the element at `begin`, or with a dtype of several lanes of the vector
@@ -167,8 +167,10 @@ class ByteView:
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, index: ExprLike) -> BufferLoad:
-        at = convert(index, "int64")
-        return BufferLoad(self.buffer, (at,), dt.with_lanes("uint8", dt.lanes(at.dtype)))
+        position = convert(index, "int64")
+        return BufferLoad(
+            self.buffer, (position,), dt.with_lanes("uint8", dt.lanes(position.dtype))
+        )
 
 
 @node("tir.BufferLoad")
@@ -187,10 +189,12 @@ class BufferLoad(PrimExpr):
     def __post_init__(self) -> None:
         """Default the dtype to the buffer's, with as many lanes as the last index has."""
         if not self.dtype:
-            at = tuple(convert(i, "int64") for i in self.indices)
-            lanes = dt.lanes_suffix(at[-1].dtype) if at else ""
+            indices = tuple(convert(i, "int64") for i in self.indices)
+            lanes = dt.lanes_suffix(indices[-1].dtype) if indices else ""
             kind = self.buffer.dtype
-            set_frozen_fields(self, indices=at, dtype=dt.with_lanes(kind, lanes) if lanes else kind)
+            set_frozen_fields(
+                self, indices=indices, dtype=dt.with_lanes(kind, lanes) if lanes else kind
+            )
 
 
 @node("tir.BufferAddress")

@@ -167,21 +167,21 @@ class _PythonEmitter:
             case For():
                 low, extent = self.emit_expr(s.min), self.emit_expr(s.extent)
                 header = f"for {self.name_of(s.loop_var)} in range({low}, {low} + {extent}):"
-                at, steps = len(self.lines), self.num_steps
+                position, steps = len(self.lines), self.num_steps
                 self.emit_line(depth, header)
                 self.emit_stmt(s.body, depth + 1)
                 if isinstance(s.extent, IntImm):
                     self.num_steps = steps + s.extent.value * (self.num_steps - steps)
                 else:
-                    self.charge(at, depth, steps, f"max({extent}, 0)")
+                    self.charge(position, depth, steps, f"max({extent}, 0)")
             case While():
                 self.emit_line(depth, "while True:")
-                at, steps = len(self.lines), self.num_steps
+                position, steps = len(self.lines), self.num_steps
                 self.depth = depth + 1
                 self.emit_line(depth + 1, f"if not {self.emit_expr(s.condition)}:")
                 self.emit_line(depth + 2, "break")
                 self.emit_stmt(s.body, depth + 1)
-                self.charge(at, depth + 1, steps, "1")
+                self.charge(position, depth + 1, steps, "1")
             case IfThenElse():
                 self.emit_line(depth, f"if {self.emit_expr(s.condition)}:")
                 self.emit_stmt(s.then_case, depth + 1)

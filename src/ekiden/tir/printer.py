@@ -170,8 +170,8 @@ class _StmtPrinter:
                 f"{e.print_element(s.buffer, s.indices, s.value.dtype)} = {value}", indent
             )
             return
-        at = f"{e.names.name_of(s.buffer)}.vstore([{e.print_exprs(s.indices)}], {value}"
-        self.print_line(f"{at}, predicate={e.print_expr(s.predicate)})", indent)
+        location = f"{e.names.name_of(s.buffer)}.vstore([{e.print_exprs(s.indices)}], {value}"
+        self.print_line(f"{location}, predicate={e.print_expr(s.predicate)})", indent)
 
     def _print_evaluate(self, s: Evaluate, indent: int) -> None:
         if is_const(s.value, 0) and s.value.dtype == "int64":

@@ -245,8 +245,8 @@ def _pow_special_cases(a: PrimExpr, result: PrimExpr, limitless: float, zero: fl
     """Correct a power computed by square roots to C's pow at -inf and at zeros of both signs."""
     edges = ((-np.inf, limitless), (0.0, zero))
     for edge, value in edges:
-        at = fold_binary(EQ, a, const(edge, a.dtype))
-        result = Select(at, const(value, a.dtype), result, a.dtype)
+        position = fold_binary(EQ, a, const(edge, a.dtype))
+        result = Select(position, const(value, a.dtype), result, a.dtype)
     return result
 
 

@@ -64,8 +64,8 @@ def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> 
     for left_axis, right_axis in zip(left_axes, right_axes, strict=True):
         second[right_axis] = names[left_axis]
     first = names[: a.ndim]
-    free = [n for at, n in enumerate(first) if at not in left_axes]
-    free += [n for at, n in enumerate(second) if at not in right_axes]
+    free = [n for index, n in enumerate(first) if index not in left_axes]
+    free += [n for index, n in enumerate(second) if index not in right_axes]
     return einsum(f"{''.join(first)},{''.join(second)}->{''.join(free)}", a, b)
 
 

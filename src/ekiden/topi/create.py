@@ -134,9 +134,9 @@ def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
 
     def coordinates_along(n: int) -> Tensor:
         """Return the coordinates along axis n of the grid; a scalar is an axis of one."""
-        source, at = a_tuple[n], order.index(n)
+        source, position = a_tuple[n], order.index(n)
         return te.compute(
-            dims, lambda *i: source[i[at]] if source.ndim else source[()], name="meshgrid",
+            dims, lambda *i: source[i[position]] if source.ndim else source[()], name="meshgrid",
             tag="injective",
         )  # fmt: skip
 

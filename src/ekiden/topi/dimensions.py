@@ -609,13 +609,13 @@ def _exact_quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> 
     """Return product(shape) / product(divisors) after cancelling equal factors."""
     above, below = list(shape), []
     for divisor in divisors:
-        at = next(
+        position = next(
             (i for i, d in enumerate(above) if are_equal_dims(d, divisor) or d is divisor), None
         )
-        if at is None:
+        if position is None:
             below.append(divisor)
         else:
-            del above[at]
+            del above[position]
     return (
         AnyDim()
         if _has_unknown_dim(above) or _has_unknown_dim(below)

@@ -203,10 +203,10 @@ def leaky_relu(x: Tensor, alpha: float) -> Tensor:
 
 def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
     """Multiply elements below 0 by the `slope` of their channel."""
-    at = normalize_axis(axis, x.ndim, "prelu")
+    axis_index = normalize_axis(axis, x.ndim, "prelu")
     return te.compute(
         x.shape,
-        lambda *i: Select(fold_binary(GT, x[i], 0), x[i], x[i] * slope[i[at]], x.dtype),
+        lambda *i: Select(fold_binary(GT, x[i], 0), x[i], x[i] * slope[i[axis_index]], x.dtype),
         name="prelu",
         tag="broadcast",
     )
@@ -214,9 +214,9 @@ def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
 
 def bias_add(data: Tensor, bias: Tensor, axis: int = 1) -> Tensor:
     """Add a vector along one axis."""
-    at = normalize_axis(axis, data.ndim, "bias_add")
+    axis_index = normalize_axis(axis, data.ndim, "bias_add")
     return te.compute(
-        data.shape, lambda *i: data[i] + bias[i[at]], name="bias_add", tag="broadcast"
+        data.shape, lambda *i: data[i] + bias[i[axis_index]], name="bias_add", tag="broadcast"
     )
 
 
@@ -271,13 +271,13 @@ def fixed_point_multiply_per_axis(
         """Return x * y * 2**(left - right) with y a fraction of 2**31, rounded as
         `q_multiply_shift` does.
         """
-        at = [i[axis] for axis in chosen]
+        indices = [i[axis] for axis in chosen]
         total = const(0, "int64")
         if is_lshift_required:
-            total = total + cast_scalar(lshift[at], "int64")
+            total = total + cast_scalar(lshift[indices], "int64")
         if is_rshift_required:
-            total = total - cast_scalar(rshift[at], "int64")
-        return q_multiply_shift(x[i], cast_scalar(y[at], "int64"), total)
+            total = total - cast_scalar(rshift[indices], "int64")
+        return q_multiply_shift(x[i], cast_scalar(y[indices], "int64"), total)
 
     return te.compute(x.shape, multiply_element, name=name, tag="broadcast")
 

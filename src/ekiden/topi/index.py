@@ -71,18 +71,20 @@ def take(
             tag="injective",
             attrs=_take_checks(mode, indices, count, None, product_of_dims(indices.shape)),
         )
-    at, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
-    if batch > at:
+    axis_index, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
+    if batch > axis_index:
         raise ValueError(f"take: batch_dims {batch_dims} must not exceed the axis {axis}")
     rank = indices.ndim - batch
-    shape = (*a.shape[:at], *indices.shape[batch:], *a.shape[at + 1 :])
+    shape = (*a.shape[:axis_index], *indices.shape[batch:], *a.shape[axis_index + 1 :])
 
     def take_element(*i: Var) -> PrimExpr:
         """Load the element at the index of its batch and position."""
-        index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
-        return a[(*i[:at], index, *i[at + rank :])]
+        index = bring(
+            indices[(*i[:batch], *i[axis_index : axis_index + rank])], a.shape[axis_index]
+        )
+        return a[(*i[:axis_index], index, *i[axis_index + rank :])]
 
-    attrs = _take_checks(mode, indices, a.shape[at], at, product_of_dims(shape))
+    attrs = _take_checks(mode, indices, a.shape[axis_index], axis_index, product_of_dims(shape))
     return te.compute(shape, take_element, name="take", tag="injective", attrs=attrs)
 
 
@@ -115,14 +117,25 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
     """Gather one index along `axis` for each element of the result; negative ones count from the
     end.
     """
-    at = normalize_axis(axis, data.ndim, "gather")
+    axis_index = normalize_axis(axis, data.ndim, "gather")
 
     def gather_element(*i: Var) -> PrimExpr:
         """Load the element at the index along the axis."""
-        return data[(*i[:at], normalize_negative_index(indices[i], data.shape[at]), *i[at + 1 :])]
+        return data[
+            (
+                *i[:axis_index],
+                normalize_negative_index(indices[i], data.shape[axis_index]),
+                *i[axis_index + 1 :],
+            )
+        ]
 
-    extents = extent_checks("gather", indices.shape, data.shape, at)
-    attrs = {RANGE_CHECKS_ATTR_KEY: (*extents, index_check("gather", indices, data.shape[at], at))}
+    extents = extent_checks("gather", indices.shape, data.shape, axis_index)
+    attrs = {
+        RANGE_CHECKS_ATTR_KEY: (
+            *extents,
+            index_check("gather", indices, data.shape[axis_index], axis_index),
+        )
+    }
     return te.compute(indices.shape, gather_element, name="gather", tag="injective", attrs=attrs)
 
 
@@ -140,16 +153,16 @@ def gather_nd(
 
     def gather_slice_element(*i: Var) -> PrimExpr:
         """Return the slice element at the coordinates; batch axes are shared."""
-        at: list[PrimExpr] = list(i[:batch_dims])
+        point: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
             # Negative indices count from the end; the checks of the operator have excluded all
             # others.
-            at.append(
+            point.append(
                 normalize_negative_index(
                     indices[(as_dim(n), *i[:index_axes])], a.shape[batch_dims + n]
                 )
             )
-        return a[(*at, *i[index_axes:])]
+        return a[(*point, *i[index_axes:])]
 
     sizes = a.shape[batch_dims : batch_dims + count]
     shared = extent_checks("gather_nd", indices.shape[1 : 1 + batch_dims], a.shape[:batch_dims])
@@ -190,11 +203,11 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
 
     def load_indexed(*i: Var) -> PrimExpr:
         """Return the element at the index tensors' values; later axes are kept."""
-        at = [
+        point = [
             normalize_negative_index(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
             for n, t in enumerate(indices)
         ]
-        return data[(*at, *i[rank:])]
+        return data[(*point, *i[rank:])]
 
     checks = tuple(
         index_check("adv_index", t, data.shape[n], n, f"index {n}") for n, t in enumerate(indices)
@@ -224,14 +237,17 @@ def one_hot(
         v[()] if isinstance(v, Tensor) else convert(v, dtype or None) for v in (on_value, off_value)
     )
     out_dtype = dtype or on.dtype
-    at = normalize_axis(axis, indices.ndim + 1, "one_hot")
-    shape = (*indices.shape[:at], as_dim(depth), *indices.shape[at:])
+    axis_index = normalize_axis(axis, indices.ndim + 1, "one_hot")
+    shape = (*indices.shape[:axis_index], as_dim(depth), *indices.shape[axis_index:])
 
     def select_on_value(*i: Var) -> PrimExpr:
         """Select `on` where the position along the axis is the index."""
-        index = cast(indices[(*i[:at], *i[at + 1 :])], "int64")
+        index = cast(indices[(*i[:axis_index], *i[axis_index + 1 :])], "int64")
         return Select(
-            fold_binary(EQ, index, i[at]), cast(on, out_dtype), cast(off, out_dtype), out_dtype
+            fold_binary(EQ, index, i[axis_index]),
+            cast(on, out_dtype),
+            cast(off, out_dtype),
+            out_dtype,
         )
 
     return te.compute(shape, select_on_value, name="one_hot", tag="injective")

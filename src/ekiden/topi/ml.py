@@ -95,10 +95,13 @@ class _TreeWalk:
         ib, trees, rows = self.ib, self.roots.asobject().shape[0], self.data.asobject().shape[0]
         blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES_PER_WALK)
         notes = {"grain": max(1, MIN_STEPS_PER_THREAD // max(1, self.depth * size))}
-        with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
+        with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as position:
             # At least 1, so that the division is defined without rows too.
             some = te.max(blocks, 1)
-            group, first = ib.let("group", at // some), ib.let("first", at % some * size)
+            group, first = (
+                ib.let("group", position // some),
+                ib.let("first", position % some * size),
+            )
             with ib.for_range(first, te.min(rows, first + size), "i") as i:
                 # behind the last tree it is walked again
                 names = [

@@ -105,9 +105,9 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
             key = [ib.let("key", old[n]) for n in range(4)]
             block_words = emit_threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
             for lane, word in enumerate(block_words):
-                at = block * 4 + lane
-                with ib.if_scope(at < count):
-                    words[unravel(at, shape)] = word
+                position = block * 4 + lane
+                with ib.if_scope(position < count):
+                    words[unravel(position, shape)] = word
         return ib.get()
 
     outputs = te.extern_op(

@@ -248,9 +248,9 @@ def variance(
         """Return the squared deviations from the mean, in a second pass; a difference of squares
         would cancel.
         """
-        at = source_indices(i, variables, axes, data.ndim, keepdims)
-        row = [as_dim(0) if n in axes else index for n, index in enumerate(at)]
-        distance = cast(data[at], wide) - total[row] / count
+        indices = source_indices(i, variables, axes, data.ndim, keepdims)
+        row = [as_dim(0) if n in axes else index for n, index in enumerate(indices)]
+        distance = cast(data[indices], wide) - total[row] / count
         return te.sum(distance * distance, variables)
 
     shape = reduced_shape(data.shape, axes, keepdims)
@@ -269,17 +269,17 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
     if extra < 0:
         raise ValueError(f"collapse_sum: {result_shape} has more axes than the data, {data.shape}")
     axes = list(range(extra))
-    for at, (dim, result_dim) in enumerate(zip(data.shape[extra:], result_shape, strict=True)):
+    for index, (dim, result_dim) in enumerate(zip(data.shape[extra:], result_shape, strict=True)):
         if not are_equal_dims(dim, result_dim):
             if not is_const(result_dim, 1):
                 raise ValueError(f"collapse_sum: {result_shape} does not broadcast to {data.shape}")
-            axes.append(extra + at)
+            axes.append(extra + index)
     variables, wide = reduce_axes(data.shape, axes), accumulator_dtype(data.dtype)
 
     def sum_broadcast_axes(*i: PrimExpr) -> PrimExpr:
         """Sum over the axes that were broadcast."""
-        at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
-        return te.sum(cast(data[at], wide), variables)
+        indices = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
+        return te.sum(cast(data[indices], wide), variables)
 
     total = te.compute(result_shape, sum_broadcast_axes, name="collapse_sum", tag="reduce")
     return round_accumulated(total, data.dtype)

@@ -171,8 +171,8 @@ class _TokenSampler:
             self.sums[n] = const(0.0, _MASS_DTYPE)
 
         def add_to_bucket(token: PrimExpr, value: PrimExpr) -> None:
-            at = ib.let("at", self.bucket_of(value))
-            self.sums[at] = self.sums[at] + weigh(value)
+            position = ib.let("at", self.bucket_of(value))
+            self.sums[position] = self.sums[position] + weigh(value)
 
         self.emit_weight_loop(add_to_bucket)
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it

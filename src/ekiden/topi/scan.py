@@ -40,14 +40,14 @@ def scanop(
     """
     if axis is None:
         data, axis = data if data.ndim == 1 else reshape(data, (product_of_dims(data.shape),)), 0
-    at, kind = normalize_axis(axis, data.ndim, op_name), dtype or data.dtype
+    axis_index, kind = normalize_axis(axis, data.ndim, op_name), dtype or data.dtype
     start = cast(convert(identity_value), kind)
 
     def emit_scanop(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the scan over its buffers."""
-        return _emit_scan(ins[0], outs[0], binop, start, at, bool(exclusive))
+        return _emit_scan(ins[0], outs[0], binop, start, axis_index, bool(exclusive))
 
-    fixed = {SCAN_ATTR_KEY: ScanSpec(binop, start, at, bool(exclusive))}
+    fixed = {SCAN_ATTR_KEY: ScanSpec(binop, start, axis_index, bool(exclusive))}
     return te.extern_op([data.shape], [data], emit_scanop, [kind], name=op_name, attrs=fixed)[0]
 
 

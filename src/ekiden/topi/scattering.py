@@ -74,7 +74,7 @@ def scatter_elements(
     axis run in parallel; for an axis other than the last, SCATTER_COLUMNS_PER_CHUNK together, so
     that memory is read contiguously.
     """
-    at = normalize_axis(axis, data.ndim, "scatter_elements")
+    axis_index = normalize_axis(axis, data.ndim, "scatter_elements")
     require_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
     require_rank("scatter_elements: 'updates'", updates.shape, data.ndim)
     combine = _scatter_reduction("scatter_elements", reduction)
@@ -83,13 +83,17 @@ def scatter_elements(
         """Emit rows in parallel and the updates of a row in order."""
         axes = axes_of_shape(indices.shape)
         indices_of_update = axis_vars(axes)
-        target_index = normalize_negative_index(ins[1][indices_of_update], data.shape[at])
-        position = (*indices_of_update[:at], target_index, *indices_of_update[at + 1 :])
+        target_index = normalize_negative_index(ins[1][indices_of_update], data.shape[axis_index])
+        position = (
+            *indices_of_update[:axis_index],
+            target_index,
+            *indices_of_update[axis_index + 1 :],
+        )
         value = combine(outs[0][position], ins[2][indices_of_update])
         step: Stmt = BufferStore(outs[0], value, position)
-        rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
+        rows, work = [a for n, a in enumerate(axes) if n != axis_index], [axes[axis_index].extent]
         # Neighbours along the last axis share cache lines: a chunk of them stays with one thread.
-        if at < len(axes) - 1:
+        if axis_index < len(axes) - 1:
             last, chunk = rows.pop(), Var("chunk")
             begin = chunk * SCATTER_COLUMNS_PER_CHUNK
             count = minimum(const(SCATTER_COLUMNS_PER_CHUNK), last.extent - begin)
@@ -103,17 +107,19 @@ def scatter_elements(
                 )
             )
             work.append(const(SCATTER_COLUMNS_PER_CHUNK))
-        body = parallel_outer_loops(rows, estimated_product(work), serial_loops([axes[at]], step))
+        body = parallel_outer_loops(
+            rows, estimated_product(work), serial_loops([axes[axis_index]], step)
+        )
         return seq(emit_copy(ins[0], outs[0]), body)
 
-    extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
+    extents = extent_checks("scatter_elements", indices.shape, data.shape, axis_index)
     update_checks = extent_checks(
         "scatter_elements", indices.shape, updates.shape, what=SCATTER_INPUT_NAMES
     )
     checks = (
         *extents,
         *update_checks,
-        index_check("scatter_elements", indices, data.shape[at], at),
+        index_check("scatter_elements", indices, data.shape[axis_index], axis_index),
     )
     attrs = {RANGE_CHECKS_ATTR_KEY: checks, UPDATES_ATTR_KEY: 0}
     return te.extern_op(
@@ -308,10 +314,12 @@ def sparse_to_dense(
         count = sparse_indices.shape[0] if sparse_indices.ndim else const(1)
         row = LoopAxis(Var("row"), count)
         if sparse_indices.ndim == 2:
-            at = [ins[0][row.var, n] for n in range(len(shape))]
+            indices = [ins[0][row.var, n] for n in range(len(shape))]
         else:
-            at = [ins[0][(row.var,) if sparse_indices.ndim else ()]]
-        target_index = tuple(normalize_negative_index(p, d) for p, d in zip(at, shape, strict=True))
+            indices = [ins[0][(row.var,) if sparse_indices.ndim else ()]]
+        target_index = tuple(
+            normalize_negative_index(p, d) for p, d in zip(indices, shape, strict=True)
+        )
         value = ins[1][(row.var,) if sparse_values.ndim else ()]
         return seq(filled, serial_loops([row], BufferStore(outs[0], value, target_index)))
 

@@ -94,12 +94,12 @@ def stft(
 
     def sum_over_window(b: Var, f: Var, frame: Var, component: Var) -> PrimExpr:
         """Return the sum over the window's samples, which begin `pad` samples into the frame."""
-        at = k + pad
-        angle = _dft_angle(f * at, as_dim(n_fft), dtype, -1.0)
+        position = k + pad
+        angle = _dft_angle(f * position, as_dim(n_fft), dtype, -1.0)
         wave = Select(
             component.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype
         )
-        value = cast(data[b, frame * hop_length + at], dtype) * cast(window[k], dtype)
+        value = cast(data[b, frame * hop_length + position], dtype) * cast(window[k], dtype)
         return te.sum(value * wave * const(scale, dtype), k)
 
     return round_accumulated(

@@ -49,20 +49,22 @@ def slice_ranges(
         raise ValueError(f"slice_mode must be 'end' or 'size', got {slice_mode!r}")
     chosen, steps = _sliced_axes(len(shape), begin, end, tuple(strides or ()), axes)
     ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
-    for i, at in enumerate(chosen):
+    for i, position in enumerate(chosen):
         if (stride := steps[i] if i < len(steps) else 1) == 0:
             raise ValueError("a stride must not be 0")
         if slice_mode == "size":
             stride = 1
-            start, extent = slice_range(begin[i] if i < len(begin) else 0, NO_BOUND, 1, shape[at])
+            start, extent = slice_range(
+                begin[i] if i < len(begin) else 0, NO_BOUND, 1, shape[position]
+            )
             if i < len(end) and known_int(end[i]) != -1 and not is_unknown_dim(extent):
                 extent = simplify_dim(minimum(extent, maximum(as_dim(end[i]), 0)))
         else:
             first = begin[i] if i < len(begin) else 0 if stride > 0 else NO_BOUND
             # Backwards the default end is before element 0, which no index counted from 0 can name.
             last = end[i] if i < len(end) else NO_BOUND if stride > 0 else -NO_BOUND
-            start, extent = slice_range(first, last, stride, shape[at])
-        ranges[at] = (start, stride, extent)
+            start, extent = slice_range(first, last, stride, shape[position])
+        ranges[position] = (start, stride, extent)
     return ranges
 
 
@@ -154,7 +156,9 @@ def dynamic_strided_slice(
     chosen = list(range(max(begins, _num_bounds(end), steps)) if axes is None else axes)
     return te.compute(
         as_shape(output_shape),
-        lambda *i: a[[source_index(n, at) if at in chosen else n for at, n in enumerate(i)]],
+        lambda *i: a[
+            [source_index(n, index) if index in chosen else n for index, n in enumerate(i)]
+        ],
         name="dynamic_strided_slice",
         tag="injective",
     )
@@ -200,13 +204,15 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
 
 def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> list[Tensor]:
     """Split along an axis into equal parts, or at the given positions."""
-    at = normalize_axis(axis, ary.ndim, "split")
+    axis_index = normalize_axis(axis, ary.ndim, "split")
     full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in ary.shape]
     return [
         slice_by_ranges(
-            ary, [*full_ranges[:at], (begin, 1, extent), *full_ranges[at + 1 :]], "split"
+            ary,
+            [*full_ranges[:axis_index], (begin, 1, extent), *full_ranges[axis_index + 1 :]],
+            "split",
         )
-        for begin, extent in split_ranges(indices_or_sections, ary.shape[at])
+        for begin, extent in split_ranges(indices_or_sections, ary.shape[axis_index])
     ]
 
 
@@ -217,32 +223,32 @@ def sliding_window(
     axis 1, windows (h, w) -> (N, positions, positions, h, w). Raises ValueError for another
     number of extents or strides than axes, and for those below 1.
     """
-    at = normalize_axis(axis, data.ndim, "sliding_window")
+    axis_index = normalize_axis(axis, data.ndim, "sliding_window")
     rank = len(window_shape)
-    if rank != data.ndim - at or len(strides) != rank:
+    if rank != data.ndim - axis_index or len(strides) != rank:
         raise ValueError(
-            f"sliding_window: expected a window of {data.ndim - at} axes with as many strides, got"
-            f" {tuple(window_shape)} and {tuple(strides)}"
+            f"sliding_window: expected a window of {data.ndim - axis_index} axes with as many "
+            f"strides, got {tuple(window_shape)} and {tuple(strides)}"
         )
     if min(*window_shape, *strides) < 1:
         raise ValueError(
             f"sliding_window: windows and strides must be at least 1, got {tuple(window_shape)} and"
             f" {tuple(strides)}"
         )
-    minimum_sizes = [*[None] * at, *window_shape]
+    minimum_sizes = [*[None] * axis_index, *window_shape]
     require_min_extent("sliding_window", "data", data.shape, minimum_sizes)
     positions = [
         simplify_dim((d - w) // s + 1)
-        for d, w, s in zip(data.shape[at:], window_shape, strides, strict=True)
+        for d, w, s in zip(data.shape[axis_index:], window_shape, strides, strict=True)
     ]
 
     def load_window_element(*i: Var) -> PrimExpr:
         """Load a window's element from its position in the data."""
-        inside = [i[at + n] * strides[n] + i[at + rank + n] for n in range(rank)]
-        return data[(*i[:at], *inside)]
+        inside = [i[axis_index + n] * strides[n] + i[axis_index + rank + n] for n in range(rank)]
+        return data[(*i[:axis_index], *inside)]
 
     return te.compute(
-        (*data.shape[:at], *positions, *map(as_dim, window_shape)),
+        (*data.shape[:axis_index], *positions, *map(as_dim, window_shape)),
         load_window_element,
         name="sliding_window",
         tag="injective",
@@ -256,8 +262,10 @@ def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None)
     chosen = range(min(a.ndim, shape_like.ndim)) if axes is None else axes
     shape = a.shape
     for axis in chosen:
-        at = normalize_axis(axis, a.ndim, "slice_like")
-        shape = replace_dim(shape, at, shape_like.shape[normalize_axis(axis, shape_like.ndim, "")])
+        axis_index = normalize_axis(axis, a.ndim, "slice_like")
+        shape = replace_dim(
+            shape, axis_index, shape_like.shape[normalize_axis(axis, shape_like.ndim, "")]
+        )
     require_min_extent("slice_like", "data", a.shape, shape)
     return te.compute(shape, lambda *i: a[i], name="slice_like", tag="injective")
 

@@ -123,8 +123,8 @@ class RowSelection:
         full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK_ELEMENTS)
         with ib.for_range(0, full_blocks, "block") as number:
             self._emit_block(ib.let("base", low + number * COMPARE_BLOCK_ELEMENTS), ranked)
-        with ib.for_range(low + full_blocks * COMPARE_BLOCK_ELEMENTS, size, "left") as at:
-            self._emit_insertion(ib.let("rank", ranked(at)), at)
+        with ib.for_range(low + full_blocks * COMPARE_BLOCK_ELEMENTS, size, "left") as position:
+            self._emit_insertion(ib.let("rank", ranked(position)), position)
 
     def _emit_block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
         ib = self.ib

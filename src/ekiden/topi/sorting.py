@@ -96,7 +96,7 @@ def _emit_merge(
     low, middle, high = bounds
     state = ib.allocate("int64", 2, "state", "register")  # the next of the left, of the right run
     state[0], state[1] = low, middle
-    with ib.for_range(low, high, "at") as at:
+    with ib.for_range(low, high, "at") as position:
         left_next, right_next = ib.let("left", state[0]), ib.let("right", state[1])
         # Both loads happen in every step; the clamp keeps the load of an exhausted run in range.
         a = ib.let("a", ranks[source + te.min(left_next, middle - 1)])
@@ -104,8 +104,8 @@ def _emit_merge(
         # Strictly less: of equal ranks the left one is taken, which makes the sort stable.
         behind = fold_binary(Or, left_next >= middle, b < a)
         second = ib.let("second", logical_and(right_next < high, behind))
-        ranks[target + at] = Select(second, b, a, ranks.dtype)
-        order[target + at] = order[source + Select(second, right_next, left_next, "int64")]
+        ranks[target + position] = Select(second, b, a, ranks.dtype)
+        order[target + position] = order[source + Select(second, right_next, left_next, "int64")]
         from_right = ib.let("taken", cast(second, "int64"))
         state[0] = left_next + 1 - from_right
         state[1] = right_next + from_right
@@ -144,10 +144,14 @@ def sorted_rows(
             def store_sorted(position: PositionMap) -> None:
                 """Store the first `extent` elements, the k-th at `position(k)`, to the outputs."""
                 with ib.for_range(0, extent, "k") as k:
-                    at = ib.let("at", cast(position(k), "int64"))
+                    offset = ib.let("at", cast(position(k), "int64"))
                     inside = replace_dim(row_index, axis, k)
                     for (what, _), out in zip(outputs, outs, strict=True):
-                        value = source[replace_dim(row_index, axis, at)] if what == "values" else at
+                        value = (
+                            source[replace_dim(row_index, axis, offset)]
+                            if what == "values"
+                            else offset
+                        )
                         ib.buffer_ptr(out)[inside] = value
 
             def select_first() -> None:
@@ -228,8 +232,10 @@ def _emit_selected_positions(
 
 def sort(data: Tensor, axis: int = -1, is_ascend: bool | int = 1) -> Tensor:
     """Return the elements in order along an axis."""
-    at = normalize_axis(axis, data.ndim, "sort")
-    return sorted_rows(data, at, bool(is_ascend), data.shape[at], [("values", data.dtype)])[0]
+    axis_index = normalize_axis(axis, data.ndim, "sort")
+    return sorted_rows(
+        data, axis_index, bool(is_ascend), data.shape[axis_index], [("values", data.dtype)]
+    )[0]
 
 
 def argsort(
@@ -243,11 +249,11 @@ def argsort(
     shape without the axis, or its leading part) says how many elements of each row are sorted;
     the positions of the others follow unchanged.
     """
-    at = normalize_axis(axis, data.ndim, "argsort")
+    axis_index = normalize_axis(axis, data.ndim, "argsort")
     outputs = [("indices", dtype)]
-    return sorted_rows(data, at, bool(is_ascend), data.shape[at], outputs, valid_count, "argsort")[
-        0
-    ]
+    return sorted_rows(
+        data, axis_index, bool(is_ascend), data.shape[axis_index], outputs, valid_count, "argsort"
+    )[0]
 
 
 def topk(
@@ -265,8 +271,8 @@ def topk(
     what = {"values": ("values",), "indices": ("indices",), "both": ("values", "indices")}
     if ret_type not in what:
         raise ValueError(f"topk: ret_type must be one of {', '.join(what)}, got {ret_type!r}")
-    at = normalize_axis(axis, data.ndim, "topk")
-    number, size = known_int(k), data.shape[at]
+    axis_index = normalize_axis(axis, data.ndim, "topk")
+    number, size = known_int(k), data.shape[axis_index]
     extent = size if number is not None and number < 1 else as_dim(k)
     longest = known_int(size)
     if number is not None and longest is not None and number > longest:
@@ -276,7 +282,7 @@ def topk(
         # row.
         assume_condition(lambda: extent <= size, (extent, size))
     outputs = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
-    results = sorted_rows(data, at, is_ascend, extent, outputs, name="topk")
+    results = sorted_rows(data, axis_index, is_ascend, extent, outputs, name="topk")
     return list(results) if ret_type == "both" else results[0]
 
 
@@ -410,11 +416,11 @@ def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
                 coordinates[n, d] = 0
         number[0] = 0
         with ib.for_range(0, size, "n") as n:
-            at = unravel(n, condition.shape)
-            with ib.if_scope(as_bool(flags[at])):
+            position = unravel(n, condition.shape)
+            with ib.if_scope(as_bool(flags[position])):
                 row = ib.let("row", cast(number[0], "int64"))
                 for d in range(rank):
-                    coordinates[row, d] = at[d]
+                    coordinates[row, d] = position[d]
                 number[0] = row + 1
         return ib.get()
 

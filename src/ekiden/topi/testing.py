@@ -238,10 +238,10 @@ def one_hot(
     indices: Array, on_value: float, off_value: float, depth: int, axis: int, dtype: str
 ) -> Array:
     """Return `on_value` where the position on a new axis is the index, else `off_value`."""
-    at = indices.ndim if axis == -1 else axis
+    axis_index = indices.ndim if axis == -1 else axis
     shape = [1] * (indices.ndim + 1)
-    shape[at] = depth
-    is_index = np.arange(depth).reshape(shape) == np.expand_dims(indices, at)
+    shape[axis_index] = depth
+    is_index = np.arange(depth).reshape(shape) == np.expand_dims(indices, axis_index)
     return np.asarray(np.where(is_index, on_value, off_value)).astype(dtype)
 
 

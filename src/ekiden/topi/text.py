@@ -74,9 +74,9 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
 
     def concat_byte(i: Var, j: Var) -> PrimExpr:
         """Return a byte of the concatenation: the first text, the second, then the end marker."""
-        at = j - sizes[i]
-        inside = logical_and(fold_binary(GE, at, const(0)), at < second.shape[1])
-        later = if_then_else(inside, second[i, at], const(STRING_TERMINATOR, "uint8"))
+        position = j - sizes[i]
+        inside = logical_and(fold_binary(GE, position, const(0)), position < second.shape[1])
+        later = if_then_else(inside, second[i, position], const(STRING_TERMINATOR, "uint8"))
         return if_then_else(j < sizes[i], first[i, j], later)
 
     return te.compute(
@@ -191,17 +191,18 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
             state[0], state[1] = 0, 0
             with ib.for_range(0, wide * MAX_CASE_GROWTH, "j") as j:
                 out[i, j] = STRING_TERMINATOR
-            with ib.for_range(0, wide, "at") as at:
-                lead = ib.let("lead", cast(source[i, at], "int32"))
+            with ib.for_range(0, wide, "at") as position:
+                lead = ib.let("lead", cast(source[i, position], "int32"))
                 begins = logical_and(
-                    state[0].equal(at), fold_binary(NE, lead, const(STRING_TERMINATOR, "int32"))
+                    state[0].equal(position),
+                    fold_binary(NE, lead, const(STRING_TERMINATOR, "int32")),
                 )
                 with ib.if_scope(begins):
                     # A character cut off by the width ends with it: malformed text reads nothing
                     # behind its row.
-                    size = ib.let("size", te.min(_utf8_length(lead), wide - at))
-                    point = ib.let("point", _decode_utf8(source, i, at, lead, size))
-                    state[0], state[2], state[3] = at + size, 0, count
+                    size = ib.let("size", te.min(_utf8_length(lead), wide - position))
+                    point = ib.let("point", _decode_utf8(source, i, position, lead, size))
+                    state[0], state[2], state[3] = position + size, 0, count
                     with ib.for_range(0, bits, "step"), ib.if_scope(state[2] < state[3]):
                         middle = ib.let("middle", (state[2] + state[3]) // 2)
                         with ib.if_scope(points[middle] < point):
@@ -218,7 +219,7 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
                         state[1] = start + new
                     with ib.else_scope():
                         with ib.for_range(0, size, "k") as k:
-                            out[i, start + k] = source[i, at + k]
+                            out[i, start + k] = source[i, position + k]
                         state[1] = start + size
         return ib.get()
 
@@ -281,22 +282,22 @@ def _emit_split_walk(
     state = ib.allocate("int64", 3, "state", "local")  # parts, where one begins (-1: none), next
     state[0], state[1], state[2] = 0, 0 if delimiter else -1, 0
     # One position more than bytes: a text that fills its row ends there.
-    with ib.for_range(0, wide + 1, "at") as at:
-        byte = ib.let("byte", _load_byte(source, row, at, wide))
-        with ib.if_scope(state[2] <= at):
+    with ib.for_range(0, wide + 1, "at") as position:
+        byte = ib.let("byte", _load_byte(source, row, position, wide))
+        with ib.if_scope(state[2] <= position):
             ends = ib.let("ends", byte.equal(const(STRING_TERMINATOR, "int32")))
-            cuts = ib.let("cuts", _is_delimiter_at(source, row, at, wide, delimiter))
+            cuts = ib.let("cuts", _is_delimiter_at(source, row, position, wide, delimiter))
             allowed = cuts if max_cuts < 0 else logical_and(cuts, state[0] < max_cuts)
             is_cut = ib.let("is_cut", fold_binary(Or, allowed, ends))
             if not delimiter:
                 with ib.if_scope(logical_and(Not(fold_binary(Or, cuts, ends)), state[1].equal(-1))):
-                    state[1] = at
+                    state[1] = position
             with ib.if_scope(logical_and(is_cut, state[1] >= 0)):
-                on_part(state[0], state[1], at)
+                on_part(state[0], state[1], position)
                 state[0] = state[0] + 1
-                state[1] = at + step if delimiter else -1
+                state[1] = position + step if delimiter else -1
             with ib.if_scope(is_cut):
-                state[2] = at + step
+                state[2] = position + step
             with ib.if_scope(ends):
                 # Behind the last position: only padding follows.
                 state[2] = wide + 1

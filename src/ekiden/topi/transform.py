@@ -69,12 +69,12 @@ def ravel(indices: Sequence[PrimExpr], shape: Shape) -> PrimExpr:
 def unravel(flat: PrimExpr, shape: Shape) -> list[PrimExpr]:
     """Return the indices of the element at a flat position."""
     indices: list[PrimExpr] = []
-    for at, dim in reversed(list(enumerate(shape))):
+    for position, dim in reversed(list(enumerate(shape))):
         if is_const(dim, 1):
             indices.append(as_dim(0))
         else:
             # The first index needs no remainder, as the position is inside the shape.
-            indices.append(flat % dim if at else flat)
+            indices.append(flat % dim if position else flat)
             flat = flat // dim
     return indices[::-1]
 
@@ -118,33 +118,37 @@ def _select_by_range(
 
 def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join tensors along an axis. Loop partitioning splits the chain of guards."""
-    at = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
+    axis_index = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
     edges: list[PrimExpr] = [as_dim(0)]
     for tensor in a_tuple:
-        edges.append(simplify_dim(edges[-1] + tensor.shape[at]))
-    shape = replace_dim(a_tuple[0].shape, at, edges[-1])
+        edges.append(simplify_dim(edges[-1] + tensor.shape[axis_index]))
+    shape = replace_dim(a_tuple[0].shape, axis_index, edges[-1])
 
     def load_part(*i: Var) -> PrimExpr:
         """Return the element of the tensor whose range contains the position, guarded first to
         last.
         """
         begins = zip(a_tuple, edges, strict=False)
-        loads = [source[replace_dim(i, at, i[at] - begin)] for source, begin in begins]
-        return _select_by_range(i[at], edges[1:], loads)
+        loads = [
+            source[replace_dim(i, axis_index, i[axis_index] - begin)] for source, begin in begins
+        ]
+        return _select_by_range(i[axis_index], edges[1:], loads)
 
-    return te.compute(shape, load_part, name="concatenate", tag="concatenate", attrs={"axis": at})
+    return te.compute(
+        shape, load_part, name="concatenate", tag="concatenate", attrs={"axis": axis_index}
+    )
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Join tensors of one shape along a new axis."""
-    at = normalize_axis(axis, tensors[0].ndim + 1, "stack")
-    shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
+    axis_index = normalize_axis(axis, tensors[0].ndim + 1, "stack")
+    shape = (*tensors[0].shape[:axis_index], as_dim(len(tensors)), *tensors[0].shape[axis_index:])
 
     def load_tensor(*i: Var) -> PrimExpr:
         """Return the element of the tensor that the position on the new axis selects."""
-        inner_indices = (*i[:at], *i[at + 1 :])
+        inner_indices = (*i[:axis_index], *i[axis_index + 1 :])
         ends = [as_dim(n + 1) for n in range(len(tensors))]
-        return _select_by_range(i[at], ends, [tensor[inner_indices] for tensor in tensors])
+        return _select_by_range(i[axis_index], ends, [tensor[inner_indices] for tensor in tensors])
 
     return te.compute(shape, load_tensor, name="stack", tag="injective")
 
@@ -172,10 +176,10 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
 
 def repeat(a: Tensor, repeats: int, axis: int) -> Tensor:
     """Repeat each element along an axis."""
-    at = normalize_axis(axis, a.ndim, "repeat")
-    shape = replace_dim(a.shape, at, simplify_dim(a.shape[at] * repeats))
+    axis_index = normalize_axis(axis, a.ndim, "repeat")
+    shape = replace_dim(a.shape, axis_index, simplify_dim(a.shape[axis_index] * repeats))
     return _compute_injective(
-        shape, a, "repeat", lambda *i: replace_dim(i, at, i[at] // max(repeats, 1))
+        shape, a, "repeat", lambda *i: replace_dim(i, axis_index, i[axis_index] // max(repeats, 1))
     )
 
 
@@ -204,8 +208,8 @@ def reverse_sequence(
     def mirrored_index(*i: Var) -> tuple[PrimExpr, ...]:
         """Return the mirrored position within the sequence, the position itself after it."""
         length = cast(seq_lengths[i[batch]], "int64")
-        at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
-        return replace_dim(i, along, at)
+        position = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
+        return replace_dim(i, along, position)
 
     size, batches = a.shape[along], (a.shape[batch],)
     if known_int(batches[0]) is not None and all(
@@ -225,9 +229,11 @@ def reverse_sequence(
 
 def expand_dims(a: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
     """Insert axes of extent 1 at `axis`."""
-    at = normalize_axis(axis, a.ndim + 1, "expand_dims")
-    shape = (*a.shape[:at], *[as_dim(1)] * num_newaxis, *a.shape[at:])
-    return _compute_injective(shape, a, "expand_dims", lambda *i: (*i[:at], *i[at + num_newaxis :]))
+    axis_index = normalize_axis(axis, a.ndim + 1, "expand_dims")
+    shape = (*a.shape[:axis_index], *[as_dim(1)] * num_newaxis, *a.shape[axis_index:])
+    return _compute_injective(
+        shape, a, "expand_dims", lambda *i: (*i[:axis_index], *i[axis_index + num_newaxis :])
+    )
 
 
 def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -266,7 +272,7 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
         shape_like.shape,
         a,
         "expand_like",
-        lambda *i: [n for at, n in enumerate(i) if at not in axes],
+        lambda *i: [n for index, n in enumerate(i) if index not in axes],
     )
 
 
@@ -383,8 +389,8 @@ def matrix_set_diag(
         position = minimum(i[-1], i[-2])
         length = minimum(minimum(rows + minimum(offset, 0), columns - maximum(offset, 0)), longest)
         right = Select(offset >= 0, const(above == "RIGHT"), const(below == "RIGHT"), "bool")
-        at = position + Select(right, longest - length, as_dim(0), "int64")
-        row = (*i[:-2], as_dim(high) - offset, at) if several else (*i[:-2], at)
+        location = position + Select(right, longest - length, as_dim(0), "int64")
+        row = (*i[:-2], as_dim(high) - offset, location) if several else (*i[:-2], location)
         return if_then_else(inside, diagonal[row], data[i])
 
     return te.compute(data.shape, replace_diagonal, name="matrix_set_diag", tag="injective")
@@ -404,12 +410,12 @@ def layout_transform(
         """Return the source index: whole axes from blocks and inner positions, blocks from whole
         axes.
         """
-        at = dict(zip([letter for letter, _ in parse_layout(target)], i, strict=True))
+        indices = dict(zip([letter for letter, _ in parse_layout(target)], i, strict=True))
         full_index: dict[str, PrimExpr] = {
-            letter: at[letter] * sizes[letter.lower()] + at[letter.lower()]
+            letter: indices[letter] * sizes[letter.lower()] + indices[letter.lower()]
             if letter.lower() in sizes
-            else at[letter]
-            for letter in at
+            else indices[letter]
+            for letter in indices
             if letter.isupper()
         }
         return [

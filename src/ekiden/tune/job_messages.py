@@ -85,8 +85,8 @@ def _split_blobs(body: bytes, lengths: Sequence[int]) -> list[bytes]:
     """Split a body by blob lengths. Raises ValueError if they do not add up."""
     if any(type(n) is not int or n < 0 for n in lengths) or sum(lengths) != len(body):
         raise ValueError("lengths of parts")
-    blobs, at = [], 0
+    blobs, position = [], 0
     for length in lengths:
-        blobs.append(body[at : at + length])
-        at += length
+        blobs.append(body[position : position + length])
+        position += length
     return blobs

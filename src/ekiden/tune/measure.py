@@ -441,9 +441,11 @@ def _attribute_crash(
         only = batch[0].candidate
         return {only: _failed_outcome(only, head)}, []
     news = head.get("news")
-    at = news[-1].get("at") if isinstance(news, list) and news and isinstance(news[-1], dict) else 0
+    position = (
+        news[-1].get("at") if isinstance(news, list) and news and isinstance(news[-1], dict) else 0
+    )
     # The last progress message names the candidate that was running.
-    guilty = at - len(shared) if type(at) is int else -1
+    guilty = position - len(shared) if type(position) is int else -1
     if 0 <= guilty < len(batch):
         only = batch[guilty].candidate
         batch_mates = [b for b in batch if b.candidate != only]

@@ -120,8 +120,10 @@ def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
             tell({"at": number})
             session.upload(artifact, f"{number}.eki")
             modules.append(session.load_module(f"{number}.eki"))
-        for at, share in enumerate(shares):
-            arrays = make_arrays(args[at * args_per_size : (at + 1) * args_per_size], outputs, seed)
+        for index, share in enumerate(shares):
+            arrays = make_arrays(
+                args[index * args_per_size : (index + 1) * args_per_size], outputs, seed
+            )
             device = session.cpu()
             remote_args = [device.array(array) for array in arrays.inputs]
             _check_modules(modules, remote_args, results, seed, tell)

@@ -212,8 +212,8 @@ def apply_tile(
     if row >= 0:
         heights = [r for r in TILE_ROW_COUNTS if r <= extent(schedule, loops[row])]
         rows = sample_number(schedule, heights, pick[1])
-        at = spatial.index(loops[row])
-        outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
+        position = spatial.index(loops[row])
+        outer[position], row_loop = schedule.split(loops[row], factors=[None, rows])
         inner.insert(0, row_loop)
         schedule.unroll(row_loop)
         if columns_first:
@@ -237,7 +237,7 @@ def apply_tile(
         _, lane = schedule.split(schedule.get_loops(panel)[-1], factors=[None, lanes])
         schedule.vectorize(lane)
     if is_window:  # tiles and terms that read no border are loops without its conditions
-        for loop in (outer[at], *reduced[:-1]):
+        for loop in (outer[position], *reduced[:-1]):
             schedule.annotate(loop, PARTITION_HINT_ANNOTATION, 1)
     # The initialisation becomes a nest of its own, so that the sums stay in registers in the main
     # loop.
@@ -276,8 +276,8 @@ def apply_blocked_tile(
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
-    at = spatial.index(loops[row])
-    if row < 0 or at < above:
+    position = spatial.index(loops[row])
+    if row < 0 or position < above:
         raise ScheduleError(f"{name}: no rows share what it reads along columns")
     pick = chosen or (None, None, None, None)
     few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MAX_BLOCK_STEPS]
@@ -290,10 +290,10 @@ def apply_blocked_tile(
     *spatial, outer = schedule.get_loops(block)
     width = sample_number(schedule, tile_widths(extent(schedule, spatial[-1]), lanes), pick[0])
     columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
-    heights = [r for r in TILE_ROW_COUNTS if r <= extent(schedule, spatial[at])]
+    heights = [r for r in TILE_ROW_COUNTS if r <= extent(schedule, spatial[position])]
     rows = sample_number(schedule, heights, pick[1])
-    tiles, row_in_tile = schedule.split(spatial[at], factors=[None, rows])
-    between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
+    tiles, row_in_tile = schedule.split(spatial[position], factors=[None, rows])
+    between = [*spatial[above:position], tiles, *spatial[position + 1 : -1]]
     schedule.reorder(*spatial[:above], outer, *between, columns, row_in_tile, vector, lane)
     schedule.compute_at(partial, columns, preserve_unit_loops=True)
     own = schedule.get_loops(partial)[-len(spatial) - 1 :]
@@ -301,8 +301,8 @@ def apply_blocked_tile(
     last, step = schedule.split(
         own[-1], factors=[None, sample_number(schedule, UNROLL_FACTORS, pick[2])]
     )
-    schedule.reorder(last, step, own[at], own_vector, own_lane)
-    for loop in (row_in_tile, vector, step, own[at], own_vector):
+    schedule.reorder(last, step, own[position], own_vector, own_lane)
+    for loop in (row_in_tile, vector, step, own[position], own_vector):
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.vectorize(own_lane)
@@ -451,15 +451,15 @@ def _pack_operand(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int
     kinds = [v.kind for v in block_node.iter_vars]
     columns, last = kinds.index(IterKind.REDUCE) - 1, len(kinds) - 1
     reads, _ = block_regions(block_node)
-    at = [r.min for r in reads[1].region]
-    if columns < 0 or len(at) != 2 or block_node.iter_vars[columns].var not in at:
+    indices = [r.min for r in reads[1].region]
+    if columns < 0 or len(indices) != 2 or block_node.iter_vars[columns].var not in indices:
         raise ScheduleError(f"{block_node.name}: its second factor is no matrix")
     extents = [extent(schedule, x) for x in schedule.get_loops(block)]
     if extents[columns] % lanes or extents[last] % depth:
         raise ScheduleError(f"{block_node.name}: no whole groups of {lanes} and {depth}")
     # The packed copy is made once per call and read by all row tiles.
     copy = schedule.cache_read(block, 1, "global")
-    is_transposed = at[0] is block_node.iter_vars[columns].var
+    is_transposed = indices[0] is block_node.iter_vars[columns].var
 
     def packed_index(*index: PrimExpr) -> tuple[PrimExpr, ...]:
         """Return the packed index of a matrix element."""

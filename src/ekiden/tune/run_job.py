@@ -274,7 +274,10 @@ def time_ratio(times: list[float], base: list[float]) -> float:
 
 def surviving_candidates(times: list[list[float]], alive: list[int], rounds: int) -> list[int]:
     """Return the candidates that may still win after `rounds` rounds; the first is always kept."""
-    limit = next((factor for at, factor in reversed(ELIMINATION_STAGES) if rounds >= at), math.inf)
+    limit = next(
+        (factor for position, factor in reversed(ELIMINATION_STAGES) if rounds >= position),
+        math.inf,
+    )
     best = min(min(times[i]) for i in alive)
     return [i for i in alive if i == 0 or min(times[i]) <= limit * best]
 
@@ -296,9 +299,9 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
         # Sent before the candidate runs: if the process dies, the parent knows which one it was.
         tell({"at": number})
         functions.append(load_candidate_code(image)[str(head["name"])])
-    for at, share in enumerate(shares):
+    for index, share in enumerate(shares):
         arrays = make_arrays(
-            args[at * args_per_size : (at + 1) * args_per_size],
+            args[index * args_per_size : (index + 1) * args_per_size],
             int(str(head["outputs"])),
             int(str(head["seed"])),
         )

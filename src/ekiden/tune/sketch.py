@@ -116,9 +116,9 @@ class TraceSpace:
 
     def sample(self, source: random.Random) -> Candidate:
         """Return a random trace with every number redrawn."""
-        at = source.randrange(len(self.traces))
-        trace = self.traces[at]
-        return self._resample(self.names[at], trace, _sampling_instructions(trace), source)
+        position = source.randrange(len(self.traces))
+        trace = self.traces[position]
+        return self._resample(self.names[position], trace, _sampling_instructions(trace), source)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """Redraw one number; for the default, return a random candidate."""

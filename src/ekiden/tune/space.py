@@ -145,8 +145,8 @@ class FamilySpace:
 
 def _neighbouring_value(choice: Knob, value: KnobValue, source: random.Random) -> KnobValue:
     """Return another value of a knob, usually a neighbouring number."""
-    at, last = choice.domain.index(value), len(choice.domain) - 1
+    position, last = choice.domain.index(value), len(choice.domain) - 1
     if source.random() < 0.7 and isinstance(value, int):
-        return choice.domain[min(last, max(0, at + source.choice((-2, -1, 1, 2))))]
+        return choice.domain[min(last, max(0, position + source.choice((-2, -1, 1, 2))))]
     alternatives: Sequence[KnobValue] = [v for v in choice.domain if v != value]
     return source.choice(alternatives)

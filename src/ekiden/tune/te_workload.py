@@ -21,10 +21,10 @@ def _zero_pad(x: Tensor, before: int, after: int, first: int, last: int) -> Tens
     axes = range(first, last)
     shape = [d + before + after if n in axes else d for n, d in enumerate(x.shape)]
 
-    def padded_element(*at: PrimExpr) -> PrimExpr:
+    def padded_element(*indices: PrimExpr) -> PrimExpr:
         """Return the element shifted by `before`, or 0 outside."""
-        inside = [c for n in axes for c in (at[n] >= before, at[n] < x.shape[n] + before)]
-        moved = [i - before if n in axes else i for n, i in enumerate(at)]
+        inside = [c for n in axes for c in (indices[n] >= before, indices[n] < x.shape[n] + before)]
+        moved = [i - before if n in axes else i for n, i in enumerate(indices)]
         return if_then_else(all_of(*inside), x[tuple(moved)], const(0, x.dtype))
 
     return te.compute(shape, padded_element, name="padded")
@@ -76,8 +76,8 @@ def conv2d(
     def output_element(b: PrimExpr, i: PrimExpr, j: PrimExpr, o: PrimExpr) -> PrimExpr:
         """Return the sum over the window and the channels of the output's group."""
         channel = c + (o // (co // groups)) * (ci // groups) if groups > 1 else c
-        at = padded[b, i * stride + p * dilation, j * stride + q * dilation, channel]
-        return te.sum(at * w[p, q, c, o], axis=[p, q, c])
+        position = padded[b, i * stride + p * dilation, j * stride + q * dilation, channel]
+        return te.sum(position * w[p, q, c, o], axis=[p, q, c])
 
     return [x, w, te.compute((n, out, out, co), output_element, name="conv")]
 

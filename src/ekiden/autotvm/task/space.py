@@ -216,8 +216,8 @@ class ConfigSpace(Config):
         """Return a random valid index whose configuration differs in one knob."""
         for _ in range(1000):
             knob = self.point2knob(point)
-            at = random.randrange(len(knob))
-            knob[at] = random.randrange(self.dims[at])
+            position = random.randrange(len(knob))
+            knob[position] = random.randrange(self.dims[position])
             index = self.knob2point(knob)
             if index != point and self.is_index_valid(index):
                 return index

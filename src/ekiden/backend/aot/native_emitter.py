@@ -83,10 +83,10 @@ class _FunctionEmitter:
         self.builder.block = "start"
         self.facts: RegisterFacts = entry_facts(len(function.params), function.n_registers)
         self.instruction_words: list[int] = []
-        at = 0
+        position = 0
         for instruction in function.code:
-            self.instruction_words.append(at)
-            at += len(encode(instruction))
+            self.instruction_words.append(position)
+            position += len(encode(instruction))
         self.jump_targets = {t for i in range(len(function.code)) for t in self._jump_targets(i)}
         self.failure_blocks: list[tuple[str, int]] = []
         """Blocks that end in a failure, with the word index of the failing instruction."""

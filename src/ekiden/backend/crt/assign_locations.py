@@ -236,9 +236,11 @@ class _LocationAssigner:
     @staticmethod
     def _temporary_request(leave: ParallelMoves, size: StorageRequest) -> StorageRequest:
         """Return a request for `size` bytes that is live during the moves."""
-        at = leave.position
-        uses = {leave.block: at}
-        return StorageRequest(Var("moved"), size.size, leave.block, leave.index, at, uses=uses)
+        position = leave.position
+        uses = {leave.block: position}
+        return StorageRequest(
+            Var("moved"), size.size, leave.block, leave.index, position, uses=uses
+        )
 
     def _is_redundant_move(self, move: LeafMove, leave: ParallelMoves) -> bool:
         """Return whether a move needs no copy: source and destination coincide, or the leaf has no

@@ -321,7 +321,10 @@ def _format_initializers(array: Array, per_line: int = 16) -> str:
         texts = list(map(str, flat.tolist()))
     else:
         texts = [constant(v, dtype) for v in flat.tolist()]
-    lines = [", ".join(texts[at : at + per_line]) for at in range(0, len(texts), per_line)]
+    lines = [
+        ", ".join(texts[position : position + per_line])
+        for position in range(0, len(texts), per_line)
+    ]
     return "".join(f"  {line},\n" for line in lines) or "  0,\n"
 
 

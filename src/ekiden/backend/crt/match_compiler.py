@@ -73,11 +73,11 @@ def _emit_decision_tree(
         (nodes[0], {})
     ]
     while stack:
-        at = stack.pop()
-        if not isinstance(at, tuple):
-            reader.append_unresolved(at)
+        current = stack.pop()
+        if not isinstance(current, tuple):
+            reader.append_unresolved(current)
             continue
-        node, heads = at
+        node, heads = current
         if not isinstance(node, TagTest):
             reader.append_unresolved(
                 crt.SelectClause(number, node.clause if node is not None else NO_CLAUSE_NUMBER)

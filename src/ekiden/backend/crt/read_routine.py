@@ -123,7 +123,7 @@ class RoutineReader(ValueReader):
         tail = chain.tail_binding_index() if is_last else len(chain.bindings)
         for index, (variable, value) in enumerate(chain.bindings):
             is_tail = index == tail
-            at = self._advance_position(block, index)
+            position = self._advance_position(block, index)
             if isinstance(value, (If, Match)):
                 yield from self._read_branches(variable, value, is_last=is_tail)
                 if is_tail:
@@ -131,7 +131,7 @@ class RoutineReader(ValueReader):
                     return
             elif is_tail and (callee := self._tail_call_target(value)) is not None:
                 self._read_tail_call(value, callee)
-                block.end = at
+                block.end = position
                 return
             else:
                 self.values[variable] = self.value(value)
@@ -147,22 +147,22 @@ class RoutineReader(ValueReader):
         self, block: LifetimeBlock, index: int, *, is_binding: bool = True
     ) -> int:
         """Advance to the next program point, which is a binding of a block."""
-        at = self.next_position()
+        position = self.next_position()
         self.block, self.index = block, index
         if is_binding:
-            block.positions.append(at)
-        return at
+            block.positions.append(position)
+        return position
 
     def _read_branches(self, variable: Var, value: If | Match, *, is_last: bool) -> ScopeIterator:
         """Read the branches of a value; local variables hold the leaves of the result."""
-        block, index, at = self.block, self.index, self.now - 1
+        block, index, position = self.block, self.index, self.now - 1
         kinds = () if is_last else self.leaf_types(value)
         joins = tuple(self._new_local(kind) for kind in kinds)
         branches: list[LifetimeBlock] = []
 
         def read_branch(body: RelayExpr) -> ScopeIterator:
             """Read one branch, and assign its leaves to the local variables."""
-            inner = LifetimeBlock(parse_let_chain(body), body, block, index, at)
+            inner = LifetimeBlock(parse_let_chain(body), body, block, index, position)
             branches.append(inner)
             yield self._read_let_chain(inner, is_last=is_last)
             if not is_last:

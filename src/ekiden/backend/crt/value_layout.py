@@ -95,30 +95,30 @@ class TypeLayouts:
             if len(leaves) + len(stack) > MAX_TYPE_LEAVES:
                 limit = f"more than {MAX_TYPE_LEAVES} tensors"
                 raise CompileError(f"{where}: a value of {format_type(kind)} has {limit}")
-            at, is_cell, inside = stack.pop()
-            match at:
+            position, is_cell, inside = stack.pop()
+            match position:
                 case TensorType():
-                    leaves.append(LeafType(LeafKind.TENSOR, tensor_bytes(at, where), is_cell))
+                    leaves.append(LeafType(LeafKind.TENSOR, tensor_bytes(position, where), is_cell))
                 case FuncType():
                     leaves.append(LeafType(LeafKind.FUNCTION, 0, is_cell))
                 case TupleType(fields=fields):
                     stack.extend((f, is_cell, inside) for f in reversed(fields))
                 case RelayRefType(value=held):
                     stack.append((held, True, inside))
-                case TypeCall(args=(TensorType() as held,)) if _is_tensor_list(at):
+                case TypeCall(args=(TensorType() as held,)) if _is_tensor_list(position):
                     leaves.append(LeafType(LeafKind.NUMBER, TAG_BYTES, is_cell))
                     size = tensor_bytes(held, where)
                     leaves.append(LeafType(LeafKind.ELEMENTS, size, is_cell))
                 case _:
-                    header = self._data_type_header(at, where)
+                    header = self._data_type_header(position, where)
                     if header in inside:
                         raise CompileError(
-                            f"{where}: a value of {format_type(at)} holds values of its own type: "
-                            "its size has no bound, and there is no allocator; "
+                            f"{where}: a value of {format_type(position)} holds values of its own "
+                            "type: its size has no bound, and there is no allocator; "
                             f"{PARTIAL_EVALUATE_HINT}"
                         )
                     leaves.append(LeafType(LeafKind.NUMBER, TAG_BYTES, is_cell))
-                    held_types = [f for _, row in self.constructors(at) for f in row]
+                    held_types = [f for _, row in self.constructors(position) for f in row]
                     stack.extend((f, is_cell, inside | {header}) for f in reversed(held_types))
         return leaves
 

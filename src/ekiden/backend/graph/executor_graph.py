@@ -135,13 +135,13 @@ def _parse_document(document: Mapping[str, Any]) -> ExecutorGraph:
     )
     rows = [_parse_output(row) for row in zip(*lists, types, numbers, strict=True)]
     graph = ExecutorGraph()
-    at = 0
+    position = 0
     for entry in document["nodes"]:
         count = int(entry["attrs"]["num_outputs"]) if entry["op"] == "tvm_op" else 1
-        graph.nodes.append(_parse_node(entry, graph, rows[at : at + count]))
-        at += count
-    if at != len(rows):
-        raise LoadError(f"read graph: {len(rows)} outputs are described, nodes have {at}")
+        graph.nodes.append(_parse_node(entry, graph, rows[position : position + count]))
+        position += count
+    if position != len(rows):
+        raise LoadError(f"read graph: {len(rows)} outputs are described, nodes have {position}")
     graph.heads = [_parse_entry(graph, head) for head in document["heads"]]
     return graph
 

@@ -129,11 +129,11 @@ class _BytecodeReader:
         """Yield the tensors in a value, with tuples flattened."""
         stack = [value]
         while stack:
-            at = stack.pop()
-            if isinstance(at, _GraphTuple):
-                stack.extend(reversed(at.fields))
+            current = stack.pop()
+            if isinstance(current, _GraphTuple):
+                stack.extend(reversed(current.fields))
             else:
-                yield self.to_tensor(at)
+                yield self.to_tensor(current)
 
     def add_node(
         self, name: str, inputs: Sequence[_GraphTensor], outputs: Sequence[_GraphTensor], place: int
@@ -172,9 +172,9 @@ class _BytecodeReader:
 
     def interpret(self, instruction: Instruction) -> None:
         """Interpret one instruction."""
-        name, at = instruction.name, instruction.operands
+        name, position = instruction.name, instruction.operands
         registers = self.registers
-        match name, at:
+        match name, position:
             case "Move", (int(dst), int(src)):
                 registers[dst] = self.register_value(src)
             case "LoadConst", (int(dst), int(number)):

@@ -119,8 +119,8 @@ def _check_tensors(check: RangeCheck) -> tuple[te.Tensor, ...]:
     of its message.
     """
 
-    def check_values(*at: Var) -> tuple[PrimExpr, ...]:
-        assertion = check.create_assert(check.values[at], at)
+    def check_values(*indices: Var) -> tuple[PrimExpr, ...]:
+        assertion = check.create_assert(check.values[indices], indices)
         return (assertion.condition, *assertion.values)
 
     return te.compute_op(check.values.whole_shape, check_values, name="checked")
@@ -147,10 +147,10 @@ class GeneralFormBuilder:
             self.buffers[tensor] = len(self.buffers)
         if len(self.buffers) != len(self.params):
             raise NoGeneralFormError("a tensor is a parameter twice")
-        for at, tensor in enumerate(self.params):
+        for index, tensor in enumerate(self.params):
             for axis, dim in enumerate(tensor.whole_shape):
                 if isinstance(dim, Var) and self.sizes.bind(dim):
-                    self.symbols += [at, axis]
+                    self.symbols += [index, axis]
         self.stages: list[list[int]] = []
         waiting = {t.op: check for t, check in zip(_primary_results(checked), checks, strict=True)}
         groups = group_by_operation(te.post_order_tensors([*checked, *outputs]))
@@ -270,12 +270,14 @@ class GeneralFormBuilder:
         stages = []
         for box in boxes:
             code = CodeBuilder(axes, self.sizes, self.buffers)
-            at = offset
+            position = offset
             for begin, stride in zip(box.begins, strides, strict=True):
-                at = self.sizes.add(at, self.sizes.mul(self.sizes.size_number(begin), stride))
+                position = self.sizes.add(
+                    position, self.sizes.mul(self.sizes.size_number(begin), stride)
+                )
             extents = [self.sizes.size_number(e) for e in box.extents]
             body = code.encode([box.value])
-            stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, at, *body])
+            stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, position, *body])
         return stages
 
     def _encode_stage(
@@ -386,12 +388,12 @@ def assign_memory_owners(
     """
     if any(isinstance(group[0].op, te.ExternOp) for group in groups):
         return {}
-    last = {t: at for at, group in enumerate(groups) for t in group[0].op.input_tensors}
+    last = {t: index for index, group in enumerate(groups) for t in group[0].op.input_tensors}
     held, owner_of = set(temporaries), {}
     free: list[te.Tensor] = []
     busy: dict[te.Tensor, int] = {}  # an owner -> the last place where its memory is read
-    for at, group in enumerate(groups):
-        done = [owner for owner, until in busy.items() if until < at]
+    for index, group in enumerate(groups):
+        done = [owner for owner, until in busy.items() if until < index]
         for owner in done:
             del busy[owner]
         free += done
@@ -399,7 +401,7 @@ def assign_memory_owners(
             owner = free.pop() if free else tensor
             if owner is not tensor:
                 owner_of[tensor] = owner
-            busy[owner] = last.get(tensor, at)
+            busy[owner] = last.get(tensor, index)
     return owner_of
 
 

@@ -337,8 +337,8 @@ class CodeBuilder:
             expr, scale = stack.pop()
             match expr:
                 case Var() if expr in self.axes:
-                    at = self.axes[expr]
-                    steps[at] = self.sizes.add(steps[at], scale)
+                    position = self.axes[expr]
+                    steps[position] = self.sizes.add(steps[position], scale)
                 case Add(a=a, b=b):
                     stack += [(a, scale), (b, scale)]
                 case Sub(a=a, b=b):
@@ -517,27 +517,27 @@ class CodeBuilder:
         once for all strips.
         """
         last = {row_index: len(self.rows) for row_index in results}
-        for at, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             for operand_column in _operand_columns(row):
-                last[row[operand_column]] = max(last.get(row[operand_column], 0), at)
+                last[row[operand_column]] = max(last.get(row[operand_column], 0), index)
         free: list[int] = []
         home: dict[int, int] = {}
         constant = {
-            at for at, row in enumerate(self.rows) if GENERAL_OPCODES[row[0]] in CONSTANT_OPS
+            index for index, row in enumerate(self.rows) if GENERAL_OPCODES[row[0]] in CONSTANT_OPS
         }
         count = 0
-        for at, row in enumerate(self.rows):
-            if free and at not in constant:
-                home[at] = free.pop()
+        for index, row in enumerate(self.rows):
+            if free and index not in constant:
+                home[index] = free.pop()
             else:
-                home[at], count = count, count + 1
+                home[index], count = count, count + 1
             operands = {row[column] for column in _operand_columns(row)}
             for operand_column in _operand_columns(row):
                 row[operand_column] = home[row[operand_column]]
-            row[2] = home[at]
-            free += [home[o] for o in operands if last[o] == at and o not in constant]
-            if at not in last and at not in constant:
-                free.append(home[at])
+            row[2] = home[index]
+            free += [home[o] for o in operands if last[o] == index and o not in constant]
+            if index not in last and index not in constant:
+                free.append(home[index])
         return [home[result_row] for result_row in results], count
 
 

@@ -61,9 +61,9 @@ def _pad_conv(tensor: te.Tensor) -> StagedResult:
     after = {layout.index(axis): padding[len(axes) + n] for n, axis in enumerate(axes)}
     shape = [d + (before.get(n, 0) + after.get(n, 0)) for n, d in enumerate(data.shape)]
 
-    def padded_element(*at: Var) -> PrimExpr:
+    def padded_element(*point: Var) -> PrimExpr:
         """Return an element of the padded data; 0 in the border."""
-        indices = [i - before.get(n, 0) for n, i in enumerate(at)]
+        indices = [i - before.get(n, 0) for n, i in enumerate(point)]
         held = [
             c for n in before for c in in_range_conditions(indices[n], data.shape[n], True, True)
         ]
@@ -102,9 +102,9 @@ def _pad_pooling(tensor: te.Tensor) -> StagedResult:
     neutral = te.identity(reduced.__name__, unpadded.dtype)
     ranges, data = window.covered_ranges(), window.data
 
-    def padded_element(*at: Var) -> PrimExpr:
+    def padded_element(*point: Var) -> PrimExpr:
         """Return an element of the data padded with the identity."""
-        indices = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
+        indices = [i - begin for i, (begin, _) in zip(point, ranges, strict=True)]
         held = [
             h
             for n in window.axes
@@ -120,11 +120,11 @@ def _pad_pooling(tensor: te.Tensor) -> StagedResult:
         stored = [data]
     taps = window.tap_axes()
 
-    def window_reduction(*at: Var) -> PrimExpr:
+    def window_reduction(*point: Var) -> PrimExpr:
         """Return the reduction over a window's taps, all of which exist."""
-        indices: list[PrimExpr] = list(at)
+        indices: list[PrimExpr] = list(point)
         for n, axis in enumerate(window.axes):
-            indices[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
+            indices[axis] = point[axis] * window.strides[n] + taps[n] * window.dilation[n]
         return reduced(cast_to(data[tuple(indices)], dtype), taps)
 
     return te.compute(tensor.shape, window_reduction, name="pooled"), stored
@@ -161,27 +161,27 @@ def _conv_transpose_stages(tensor: te.Tensor) -> StagedResult:
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
     steps = [(e + b + (s - 1)) // s for e, b, s in zip(extents, before, strides, strict=True)]
 
-    def padded_element(image: Var, *at: Var) -> PrimExpr:
+    def padded_element(image: Var, *point: Var) -> PrimExpr:
         """Return the data in NHWC order with t - 1 zeros before it (t taps), so that no tap reads
         out of bounds.
         """
-        positions = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
+        positions = [i - (t - 1) for i, t in zip(point[:-1], taps, strict=True)]
         held = [
             h
             for i, s in zip(positions, sizes, strict=True)
             for h in in_range_conditions(i, s, True, True)
         ]
-        indices = permute_values((image, at[-1], *positions), plain, layout)
+        indices = permute_values((image, point[-1], *positions), plain, layout)
         return guarded_load(data, list(indices), held, const(0, data.dtype))
 
     around = [step + (t - 1) for step, t in zip(steps, taps, strict=True)]
     padded = te.compute((n, *around, c), padded_element, name="padded")
 
-    def residue_conv(image: Var, *at: Var) -> PrimExpr:
+    def residue_conv(image: Var, *point: Var) -> PrimExpr:
         """Return the results of one residue as a convolution without strides. A residue with one
         tap fewer has a factor 0 there, so that all sums have the same length.
         """
-        rests, positions, o = at[:rank], at[rank:-1], at[-1]
+        rests, positions, o = point[:rank], point[rank:-1], point[-1]
         window = [te.reduce_axis((0, t), f"k{a.lower()}") for t, a in zip(taps, axes, strict=True)]
         ci = te.reduce_axis((0, c), "ci")
         tap = [r + (t - 1 - j) * s for r, t, j, s in zip(rests, taps, window, strides, strict=True)]
@@ -198,9 +198,9 @@ def _conv_transpose_stages(tensor: te.Tensor) -> StagedResult:
         (n, *map(as_dim, strides), *steps, channels), residue_conv, name="transposed_phases"
     )
 
-    def interleaved_output(*at: Var) -> PrimExpr:
+    def interleaved_output(*point: Var) -> PrimExpr:
         """Return a result: its residue selects the phase, its quotient the position."""
-        image, o, *positions = permute_values(at, result, plain)
+        image, o, *positions = permute_values(point, result, plain)
         shifted = [p + b for p, b in zip(positions, before, strict=True)]
         rests = [w % s for w, s in zip(shifted, strides, strict=True)]
         return phases[(image, *rests, *(w // s for w, s in zip(shifted, strides, strict=True)), o)]
@@ -231,26 +231,28 @@ def _split_listed_product(tensor: te.Tensor) -> StagedResult:
     def multiply_elements(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return cast_to(a, tensor.dtype) * cast_to(b, tensor.dtype)
 
-    def unlisted_product(*at: Var) -> PrimExpr:
-        factor = weight[at[-1] // tile, k // word, at[-1] % tile, k % word]
-        return te.sum(multiply_elements(data[(*at[:-1], k)], factor), k)
+    def unlisted_product(*indices: Var) -> PrimExpr:
+        factor = weight[indices[-1] // tile, k // word, indices[-1] % tile, k % word]
+        return te.sum(multiply_elements(data[(*indices[:-1], k)], factor), k)
 
-    def gather_words(*at: Var) -> PrimExpr:
-        word_index = cast_to(word_indices[at[-2], at[-1] // word], "int64")
-        return data[(*at[:-2], word_index * word + at[-1] % word)]
+    def gather_words(*indices: Var) -> PrimExpr:
+        word_index = cast_to(word_indices[indices[-2], indices[-1] // word], "int64")
+        return data[(*indices[:-2], word_index * word + indices[-1] % word)]
 
-    def listed_product(*at: Var) -> PrimExpr:
+    def listed_product(*indices: Var) -> PrimExpr:
         """Return the product of the words that a panel lists."""
-        *_, panel, column = at
+        *_, panel, column = indices
         factor = weight[panel, j // word + words, column, j % word]
-        return te.sum(multiply_elements(gathered[(*at[:-1], j)], factor), j)
+        return te.sum(multiply_elements(gathered[(*indices[:-1], j)], factor), j)
 
     dense_product = te.compute((*rows, units), unlisted_product, name="most")
     gathered = te.compute((*rows, panels, j.extent), gather_words, name="gathered")
     more = te.compute((*rows, panels, as_dim(tile)), listed_product, name="rest")
 
-    def sum_products(*at: Var) -> PrimExpr:
-        return dense_product[at] + more[(*at[:-1], at[-1] // tile, at[-1] % tile)]
+    def sum_products(*indices: Var) -> PrimExpr:
+        return (
+            dense_product[indices] + more[(*indices[:-1], indices[-1] // tile, indices[-1] % tile)]
+        )
 
     return te.compute(tensor.shape, sum_products, name="listed"), [gathered]
 
@@ -278,9 +280,9 @@ def _split_groups(tensor: te.Tensor) -> StagedResult:
     channel = layout.index("C")
     per_group = simplify(tensor.shape[channel] // groups)
 
-    def group_product(*at: Var) -> tuple[PrimExpr, ...]:
+    def group_product(*indices: Var) -> tuple[PrimExpr, ...]:
         """Return the same sum with (group, channel within it) in place of the channel."""
-        *other_axes, group, within = at
+        *other_axes, group, within = indices
         axes = [a.var for a in op.axis]
         before: list[PrimExpr] = list(other_axes)
         before.insert(channel, group * per_group + within)
@@ -297,9 +299,9 @@ def _split_groups(tensor: te.Tensor) -> StagedResult:
     outer = [d for n, d in enumerate(tensor.shape) if n != channel]
     (by_group,) = te.compute_op((*outer, as_dim(groups), per_group), group_product, name="groups")
 
-    def merged_channels(*at: Var) -> PrimExpr:
-        before = [i for n, i in enumerate(at) if n != channel]
-        return by_group[(*before, at[channel] // per_group, at[channel] % per_group)]
+    def merged_channels(*indices: Var) -> PrimExpr:
+        before = [i for n, i in enumerate(indices) if n != channel]
+        return by_group[(*before, indices[channel] // per_group, indices[channel] % per_group)]
 
     return te.compute(tensor.shape, merged_channels, name="grouped"), stored
 

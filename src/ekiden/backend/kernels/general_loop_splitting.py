@@ -168,13 +168,13 @@ def _restrict_ranges(
         bound = _match_bound(conjunct, ranges)
         if bound is None:
             return None
-        axis, is_begin, at = bound
+        axis, is_begin, position = bound
         begin, end = inner[axis]
         low, high = ranges[axis]
         if is_begin:
-            inner[axis] = _clamp_below(_clamp_above(at, high), begin), end
+            inner[axis] = _clamp_below(_clamp_above(position, high), begin), end
         else:
-            inner[axis] = begin, _clamp_above(_clamp_below(at, low), end)
+            inner[axis] = begin, _clamp_above(_clamp_below(position, low), end)
     return inner
 
 
@@ -202,10 +202,10 @@ def _match_bound(
     if axis_term is None or _uses_axes(condition.b, axes):
         return None
     axis, more = axis_term
-    at: PrimExpr = condition.b if is_const(more, 0) else condition.b - more
+    position: PrimExpr = condition.b if is_const(more, 0) else condition.b - more
     if isinstance(condition, (GT, LE)):
-        at = at + 1
-    return axis, isinstance(condition, (GE, GT)), at
+        position = position + 1
+    return axis, isinstance(condition, (GE, GT)), position
 
 
 def _uses_axes(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> bool:

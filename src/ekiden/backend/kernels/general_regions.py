@@ -328,13 +328,13 @@ class _RecurrentLayer:
 
     def gate_product(self, b: Var, u: Var, gate: int) -> PrimExpr:
         """Return the float32 product of a unit's gate."""
-        at: PrimExpr = u + gate * self.hidden
-        row = at
+        position: PrimExpr = u + gate * self.hidden
+        row = position
         if self.is_packed:
-            at = u // self.lanes * self.width + gate * self.lanes + u % self.lanes
-        value: PrimExpr = self.products[b, at]
+            position = u // self.lanes * self.width + gate * self.lanes + u % self.lanes
+        value: PrimExpr = self.products[b, position]
         if self.places is not None:
-            value = value + self.more[b, at // self.width, at % self.width]
+            value = value + self.more[b, position // self.width, position % self.width]
         if not self.is_bytes:
             return value
         step, point = self.quantization_params()

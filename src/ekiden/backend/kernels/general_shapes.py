@@ -78,7 +78,9 @@ class _ShapeFormBuilder:
             return
         sizes, buffers = self.form.sizes, self.form.buffers
         destination_words = [
-            word for t, at, _ in self.pending_stores for word in (buffers[t], sizes.constant(at))
+            word
+            for t, position, _ in self.pending_stores
+            for word in (buffers[t], sizes.constant(position))
         ]
         code = self._encode_values([value for _, _, value in self.pending_stores])
         self.form.stages.append([MAP, 0, 0, 0, len(self.pending_stores), *destination_words, *code])

@@ -147,7 +147,7 @@ def _reshape_to_type(result: te.Tensor, kind: TensorType) -> te.Tensor:
     pairs = zip(result.shape, kind.shape, strict=True)
     if all(a is b or prove_equal(a, b) for a, b in pairs):
         return result
-    return te.compute(kind.shape, lambda *at: result[at], name="result", tag="injective")
+    return te.compute(kind.shape, lambda *indices: result[indices], name="result", tag="injective")
 
 
 def describe_kernel_name(function: Function, name: str) -> str:

@@ -37,19 +37,19 @@ def tuned_size_ranges(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[Siz
     """Return the ranges of overrides that were tuned for some sizes each, smallest first; the first
     record of a size wins. Boundaries are geometric means of neighbouring sizes.
     """
-    at: dict[int, Overrides] = {}
+    indices: dict[int, Overrides] = {}
     for points, overrides in tuned:
         for point in points:
-            at.setdefault(math.prod(point.values()), overrides)
-    if not at:
+            indices.setdefault(math.prod(point.values()), overrides)
+    if not indices:
         return [SizeRange(None, tuned[0][1])]
     ranges: list[SizeRange] = []
-    sizes = sorted(at)
+    sizes = sorted(indices)
     for size, following in zip(sizes, [*sizes[1:], None], strict=True):
         upper = None if following is None else math.isqrt(size * following)
-        if ranges and ranges[-1].overrides == at[size]:
+        if ranges and ranges[-1].overrides == indices[size]:
             ranges.pop()
-        ranges.append(SizeRange(upper, at[size]))
+        ranges.append(SizeRange(upper, indices[size]))
     return ranges
 
 

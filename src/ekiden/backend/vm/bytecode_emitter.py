@@ -67,9 +67,9 @@ class BytecodeEmitter:
         """Return the instructions with labels resolved to offsets."""
         return [
             with_jump_offsets(
-                instruction, [self._labels[label] - at for label in jump_offsets(instruction)]
+                instruction, [self._labels[label] - index for label in jump_offsets(instruction)]
             )
-            for at, instruction in enumerate(self._code)
+            for index, instruction in enumerate(self._code)
         ]
 
 

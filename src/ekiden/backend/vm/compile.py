@@ -132,8 +132,8 @@ def _instruction_sources(functions: Sequence[VMFunction]) -> dict[str, list[list
     """Return, by function, the index of each instruction that may fail and its model node."""
     return {
         f.name: [
-            [at, instruction.source]
-            for at, instruction in enumerate(f.code)
+            [index, instruction.source]
+            for index, instruction in enumerate(f.code)
             if instruction.has("fails") and instruction.source
         ]
         for f in functions
@@ -146,8 +146,8 @@ def _instruction_checks(functions: Sequence[VMFunction]) -> dict[str, list[list[
     """
     rows_by_function: dict[str, list[list[object]]] = {
         f.name: [
-            [at, list(instruction.checks)]
-            for at, instruction in enumerate(f.code)
+            [index, list(instruction.checks)]
+            for index, instruction in enumerate(f.code)
             if any(instruction.checks)
         ]
         for f in functions
@@ -296,7 +296,7 @@ def _compile_target_variant(
     if module_kernels.symbols:
         metadata = {**metadata, "external": module_kernels.external_artifacts}
     table = device_table(module)
-    devices = {entry.device: at for at, entry in enumerate(table)}
+    devices = {entry.device: index for index, entry in enumerate(table)}
     primitives = PrimitiveTable(
         module, module_kernels, [*(s.name for s in shapes.values()), *hosts]
     )
@@ -304,7 +304,7 @@ def _compile_target_variant(
     types = {**STANDARD_TYPE_DATA, **module.type_definitions}
     program = ProgramTables(own_numbers, closures, types, devices, constants)
     program.primitives = {
-        (f, at): primitives.kernel_number(f, at) for f, at in module_kernels.calls
+        (f, index): primitives.kernel_number(f, index) for f, index in module_kernels.calls
     }
     program.load_time_primitives = {
         array: primitives.load_time_number(f)
@@ -329,8 +329,10 @@ def _compile_target_variant(
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1
     if several:
-        counts = Counter(at for _, at in module_kernels.calls)
-        by_device = {str(table_entry.device): counts[at] for at, table_entry in enumerate(table)}
+        counts = Counter(index for _, index in module_kernels.calls)
+        by_device = {
+            str(table_entry.device): counts[index] for index, table_entry in enumerate(table)
+        }
         work = module.attrs.get(HOST_OPERATORS_ATTR, [])
         metadata = {**metadata, "placement": {"kernels": by_device, "host": work}}
     native: tuple[Sequence[bytes], Sequence[str]] = ((), ())

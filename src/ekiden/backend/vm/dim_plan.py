@@ -238,12 +238,12 @@ class DimPlan:
             self._add_check(constraint, stage, body)
 
     def _add_check(self, constraint: Constraint, stage: DimStage, body: RelayExpr) -> None:
-        at: DimStage | None = stage
+        current: DimStage | None = stage
         # An enclosing stage that checks the condition has run by then.
-        while at is not None:
-            if at.dims.has_check(constraint):
+        while current is not None:
+            if current.dims.has_check(constraint):
                 return
-            at = at.parent
+            current = current.parent
         chosen = self._latest_stage((constraint[0],))
         # A check inside a branch must run only where the branch is taken.
         if chosen.chain is not body:

@@ -383,8 +383,8 @@ class FunctionCompiler(ChoiceEmitter):
         self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
     ) -> tuple[int, int]:
         """Return (register, first element) of expressions in the vector of their stage."""
-        stage, at = self.plan.stage_and_slot(exprs, beside)
-        return self.vectors[stage], at
+        stage, position = self.plan.stage_and_slot(exprs, beside)
+        return self.vectors[stage], position
 
     def _shape_element(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
         """Return (register, first element) of a shape in the vector of its stage."""

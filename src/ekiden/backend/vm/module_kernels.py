@@ -86,7 +86,7 @@ def compile_kernels(
         CompileError: with the model node of the function that failed.
     """
     calls, loads = primitive_functions(module), load_time_functions(module)
-    called = [(f, _target_of(module, at, target, devices)) for f, at in calls]
+    called = [(f, _target_of(module, position, target, devices)) for f, position in calls]
     called += [(f, target) for f in loads.values()]
     fused = list(dict.fromkeys(called))
     symbols: dict[Function, str] = {}

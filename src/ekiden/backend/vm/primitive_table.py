@@ -47,7 +47,7 @@ class PrimitiveTable:
             for f in module_kernels.load_time_functions.values()
         ]
         called += [(name, ANY_DEVICE_INDEX) for name in anywhere]
-        self._numbers = {primitive: at for at, primitive in enumerate(dict.fromkeys(called))}
+        self._numbers = {primitive: index for index, primitive in enumerate(dict.fromkeys(called))}
 
     def _kernel_name(self, f: Function, device: int) -> str:
         """Return the name of a function's kernel on a device; external code has one for all."""

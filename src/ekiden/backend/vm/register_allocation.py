@@ -79,27 +79,27 @@ class _Liveness:
         known when the jump is met. `joined` are the values that several instructions write, such
         as the result of a choice.
         """
-        targets = [_jump_positions(instruction, at) for at, instruction in enumerate(code)]
+        targets = [_jump_positions(instruction, index) for index, instruction in enumerate(code)]
         leaders = {target for target_list in targets for target in target_list}
         leaders |= {
-            at + 1 for at, instruction in enumerate(code) if _never_falls_through(instruction)
+            index + 1 for index, instruction in enumerate(code) if _never_falls_through(instruction)
         }
         after: dict[int, list[frozenset[int]]] = {}
         live: set[int] = set()
         # One pass suffices because jumps only lead forward: loops are calls.
-        for at in range(len(code) - 1, -1, -1):
-            if not self.is_needed[at]:
+        for index in range(len(code) - 1, -1, -1):
+            if not self.is_needed[index]:
                 continue
-            if _never_falls_through(code[at]):
-                live = set().union(*(self.live_in[target] for target in targets[at]))
-            self._transfer(at, code[at], live)
-            for register in joined.intersection(written_registers(code[at])):
+            if _never_falls_through(code[index]):
+                live = set().union(*(self.live_in[target] for target in targets[index]))
+            self._transfer(index, code[index], live)
+            for register in joined.intersection(written_registers(code[index])):
                 after.setdefault(register, []).append(frozenset(live - {register}))
-            live.difference_update(written_registers(code[at]))
-            if self.is_needed[at]:
-                live.update(read_registers(code[at]))
-            if at in leaders:
-                self.live_in[at] = frozenset(live)
+            live.difference_update(written_registers(code[index]))
+            if self.is_needed[index]:
+                live.update(read_registers(code[index]))
+            if index in leaders:
+                self.live_in[index] = frozenset(live)
         self._find_interference(after)
 
     def _transfer(self, at: int, instruction: Instruction, live: set[int]) -> None:
@@ -125,13 +125,13 @@ class _Liveness:
 
 def _reachable_instructions(code: Sequence[Instruction]) -> list[bool]:
     """Return whether each instruction is reachable."""
-    reached = [at == 0 for at in range(len(code))]
-    for at, instruction in enumerate(code):
-        if reached[at]:
-            for target in _jump_positions(instruction, at):
+    reached = [index == 0 for index in range(len(code))]
+    for index, instruction in enumerate(code):
+        if reached[index]:
+            for target in _jump_positions(instruction, index):
                 reached[target] = True
             if not _never_falls_through(instruction):
-                reached[at + 1] = True
+                reached[index + 1] = True
     return reached
 
 
@@ -231,14 +231,14 @@ class _LinearScanAllocator:
     def rewrite(self) -> tuple[int, tuple[Instruction, ...]]:
         """Rewrite the function; return the number of registers and the instructions."""
         self._free_unused_params()
-        for at, instruction in enumerate(self.code):
-            if at in self.liveness.live_in:
-                self._enter_target(at)
-            if not self.liveness.is_needed[at]:
+        for index, instruction in enumerate(self.code):
+            if index in self.liveness.live_in:
+                self._enter_target(index)
+            if not self.liveness.is_needed[index]:
                 self.rewritten.append([])
                 continue
-            self.rewritten.append(self._rewrite_instruction(at, instruction))
-            for target in _jump_positions(instruction, at):
+            self.rewritten.append(self._rewrite_instruction(index, instruction))
+            for target in _jump_positions(instruction, index):
                 _join_register_kinds(
                     self.kinds_at_target.setdefault(target, {}), self.register_kinds
                 )
@@ -351,20 +351,20 @@ def _thread_jumps(
     following jumps.
     """
     standing = list(resolved)
-    for at in range(len(code) - 1, -1, -1):
-        is_jump = len(rewritten[at]) == 1 and rewritten[at][0].name == "Goto"
-        to = resolved[_jump_positions(code[at], at)[0]] if is_jump else at
-        if is_jump and standing[to] == standing[at + 1]:
-            rewritten[at].clear()
-        standing[at] = at if rewritten[at] else standing[at + 1]
-        resolved[at] = to if is_jump else at if rewritten[at] else resolved[at + 1]
+    for index in range(len(code) - 1, -1, -1):
+        is_jump = len(rewritten[index]) == 1 and rewritten[index][0].name == "Goto"
+        to = resolved[_jump_positions(code[index], index)[0]] if is_jump else index
+        if is_jump and standing[to] == standing[index + 1]:
+            rewritten[index].clear()
+        standing[index] = index if rewritten[index] else standing[index + 1]
+        resolved[index] = to if is_jump else index if rewritten[index] else resolved[index + 1]
     start: list[int] = [0]
     for instructions in rewritten:
         start.append(start[-1] + len(instructions))
     out: list[Instruction] = []
-    for at, instructions in enumerate(rewritten):
+    for index, instructions in enumerate(rewritten):
         for instruction in instructions:
-            old_targets = _jump_positions(code[at], at) if jump_offsets(instruction) else []
+            old_targets = _jump_positions(code[index], index) if jump_offsets(instruction) else []
             targets = [start[resolved[old_target]] - len(out) for old_target in old_targets]
             out.append(with_jump_offsets(instruction, targets))
     return tuple(out)

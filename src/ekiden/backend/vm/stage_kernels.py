@@ -233,7 +233,7 @@ class _StageKernelBuilder:
             self._define_symbols(call, remaining_buffers[:number])
             del remaining_buffers[:number]
         symbol_values: dict[Var, PrimExpr] = {
-            s: self.result[at] for s, at in self.stage.symbols.items()
+            s: self.result[position] for s, position in self.stage.symbols.items()
         }
         for vector, (earlier_stage, symbols) in zip(
             self.vectors, self.stage.earlier_vectors.items(), strict=True

@@ -82,19 +82,19 @@ class _SymbolTable:
         words: list[int] = []
         stack: list[tuple[PrimExpr, bool]] = [(dim, False)] if not isinstance(dim, Var) else []
         while stack:
-            at, is_open = stack.pop()
-            match at:
+            position, is_open = stack.pop()
+            match position:
                 case IntImm(value=value):
                     words += (DimWord.CONST, value)
                 case Var():
-                    words += (DimWord.SYMBOL, self.symbol_number(at))
+                    words += (DimWord.SYMBOL, self.symbol_number(position))
                 case BinaryExpr(a=a, b=b) if (
-                    type(at) in _DIM_OPERATION_WORDS and len(stack) < TypeLimit.STACK
+                    type(position) in _DIM_OPERATION_WORDS and len(stack) < TypeLimit.STACK
                 ):
                     if is_open:
-                        words.append(_DIM_OPERATION_WORDS[type(at)])
+                        words.append(_DIM_OPERATION_WORDS[type(position)])
                     else:
-                        stack += [(at, True), (b, False), (a, False)]
+                        stack += [(position, True), (b, False), (a, False)]
                 case _:
                     return ()
         return tuple(words)

@@ -48,13 +48,13 @@ class DotProductNest:
     def match(loop: For) -> DotProductNest | None:
         """Match a loop nest; return None if it does anything but accumulate dot products."""
         nest = DotProductNest()
-        at: Stmt = loop
-        while isinstance(at, For):
-            if not is_const(at.min, 0) or not isinstance(at.extent, IntImm):
+        current: Stmt = loop
+        while isinstance(current, For):
+            if not is_const(current.min, 0) or not isinstance(current.extent, IntImm):
                 return None
-            nest.loops.append(at)
-            at = at.body
-        waiting = [at]
+            nest.loops.append(current)
+            current = current.body
+        waiting = [current]
         while waiting:
             s = waiting.pop()
             if isinstance(s, SeqStmt):

@@ -99,8 +99,8 @@ class DotProductWriter:
         )
         for c, column in enumerate(own):
             for row, name in enumerate(column):
-                at = row * self.dots.num_columns + c
-                self.out.emit_line(f"{sums}[{at} + {n}] = (int32_t){name};")
+                position = row * self.dots.num_columns + c
+                self.out.emit_line(f"{sums}[{position} + {n}] = (int32_t){name};")
 
     def accumulate_lines(
         self, function: str, sums: Sequence[str], vectors: Sequence[str], more: str = ""
@@ -145,10 +145,12 @@ class DotProductWriter:
                         out.emit_line(f"{name} += {dots.weights[0].step};")
                 out.emit_line("}")
                 full_vectors = 0
-            for at in range(full_vectors):
+            for position in range(full_vectors):
                 out.emit_line("{")
-                near = [f"vldrbq_u8({name} + {at * VECTOR_WORDS * WORD_BYTES})" for name in data]
-                self.write_full_iteration(lines, near, weights, at)
+                near = [
+                    f"vldrbq_u8({name} + {position * VECTOR_WORDS * WORD_BYTES})" for name in data
+                ]
+                self.write_full_iteration(lines, near, weights, position)
                 out.emit_line("}")
             if tail_words:
                 out.emit_line("{")

@@ -323,8 +323,8 @@ class ExpressionWriter:
             raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
         step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
         lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
-        at = self.bounds_checked_index(value.buffer, self.text(index.base) + lane)
-        return self.unaligned_load(value.buffer, at, step, target)
+        position = self.bounds_checked_index(value.buffer, self.text(index.base) + lane)
+        return self.unaligned_load(value.buffer, position, step, target)
 
     def unaligned_load(self, buffer: Buffer, index: str, count: int, target: str) -> str:
         """Return an unaligned load of `count` contiguous elements as one value."""
@@ -336,9 +336,9 @@ class ExpressionWriter:
         if not isinstance(one, Var) or not isinstance(two, Var):
             raise CompileError(f"c: name the vectors first (T.LetStmt) whose lanes move: {e!r}")
         order, lanes = shuffle_indices(e), dt.lanes(one.dtype)
-        at = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
-        a, b = (f"{self.names[v]}[{at}" for v in (one, two))
-        return f"({at} < {lanes} ? {a}] : {b} - {lanes}])"
+        location = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
+        a, b = (f"{self.names[v]}[{location}" for v in (one, two))
+        return f"({location} < {lanes} ? {a}] : {b} - {lanes}])"
 
     def call_extern(self, e: Intrinsic) -> str:
         """Return a call of a C function by its symbol. A call with side effects goes into a
@@ -495,9 +495,9 @@ def strip_parentheses(text: str) -> str:
     if not text.startswith("(") or not text.endswith(")"):
         return text
     depth = 0
-    for at, c in enumerate(text):
+    for index, c in enumerate(text):
         depth += (c == "(") - (c == ")")
         if depth == 0:
             # `(-x)` keeps its parentheses: `- -x` must not become `--x`.
-            return text[1:-1] if at == len(text) - 1 and not text.startswith("(-") else text
+            return text[1:-1] if index == len(text) - 1 and not text.startswith("(-") else text
     return text

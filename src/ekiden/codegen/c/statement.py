@@ -374,8 +374,8 @@ class StatementWriter(ExpressionWriter):
             reads = any(isinstance(node, BufferLoad) for node in post_order(index))
             if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
                 return None
-            at = self.text(index)
-            conditions.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
+            position = self.text(index)
+            conditions.append(f"({position}) >= 0 && ({position}) <= {extent.value - lanes}")
         return " && ".join(dict.fromkeys(conditions))
 
     def element_store(self, s: BufferStore, value: str) -> str:

@@ -185,8 +185,8 @@ C_SYNTAX = CSyntax()
 def is_parenthesized(text: str) -> bool:
     """Return whether one pair of parentheses encloses all of the text."""
     depth = 0
-    for at, c in enumerate(text):
+    for index, c in enumerate(text):
         depth += (c == "(") - (c == ")")
         if depth == 0:
-            return c == ")" and at == len(text) - 1
+            return c == ")" and index == len(text) - 1
     return False

@@ -263,7 +263,7 @@ def _lower_mma(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
         raise CompileError(f"tvm_mma_sync: nothing loads fragment {missing[0]!r}")
     layout_pair = f"{layouts[a]}_{layouts[b]}"
     name = f"ek_multiply_{row.ptx_factor_type}_{layout_pair}"
-    at = [
+    indices = [
         0,
         ACCUMULATOR_REGISTERS,
         ACCUMULATOR_REGISTERS + row.factor_registers,
@@ -275,7 +275,7 @@ def _lower_mma(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
         row.factor_registers,
         ACCUMULATOR_REGISTERS,
     ]
-    registers = ", ".join(_asm_operands(n, count) for n, count in zip(at, counts, strict=True))
+    registers = ", ".join(_asm_operands(n, count) for n, count in zip(indices, counts, strict=True))
     factor, total = f"const ek_factor_{row.ptx_factor_type}", f"ek_sums_{row.ptx_accumulator_type}"
     text = _asm_helper(
         name,

@@ -83,10 +83,10 @@ class WgslWriter(KernelWriter):
             self.emit_line(f"if (atomicLoad(&ek_status[1]) == {thread}) {{")
             with self.indented():
                 texts = [str(number), *(f"i32({self.text(v)})" for v in s.values)]
-                for at, text in enumerate(texts, start=1):
-                    self.emit_line(f"atomicStore(&ek_status[{2 * at}], {text});")
+                for index, text in enumerate(texts, start=1):
+                    self.emit_line(f"atomicStore(&ek_status[{2 * index}], {text});")
                     # WGSL has no 64-bit words: the upper half is the sign.
-                    self.emit_line(f"atomicStore(&ek_status[{2 * at + 1}], {text} >> 31u);")
+                    self.emit_line(f"atomicStore(&ek_status[{2 * index + 1}], {text} >> 31u);")
             self.emit_line("}")
             self.emit_line("return;")
         self.emit_line("}")
@@ -148,8 +148,8 @@ def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel
     threads = zip(GRID_AXES, _block_extents(func.body, symbol), strict=True)
     lines += [f"const ek_{axis} : i32 = {n};" for axis, n in threads]
     lines += ["struct ek_numbers {", *(f"  {field} : i32," for field in fields), "}"]
-    for at, (access, name, kind) in enumerate(bound):
-        lines.append(f"@group(0) @binding({at}) var<{access}> {name} : array<{kind}>;")
+    for index, (access, name, kind) in enumerate(bound):
+        lines.append(f"@group(0) @binding({index}) var<{access}> {name} : array<{kind}>;")
     lines.append(f"@group(0) @binding({len(bound)}) var<uniform> ek_given : ek_numbers;")
     lines += [*writer.top, "", *helpers.texts.values(), ""]
     lines += [

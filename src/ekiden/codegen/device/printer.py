@@ -214,8 +214,8 @@ class KernelWriter(WideAccessWriter):
             with self.indented():
                 status_words = [const(number), *(cast(v, "int64") for v in s.values)]
                 texts = [self.text(v) for v in status_words]
-                for at, text in enumerate(texts, start=1):
-                    self.emit_line(f"(({memory}int64_t *)ek_status)[{at}] = {text};")
+                for index, text in enumerate(texts, start=1):
+                    self.emit_line(f"(({memory}int64_t *)ek_status)[{index}] = {text};")
             self.emit_line("}")
             self.emit_line("return;")
         self.emit_line("}")
@@ -313,8 +313,8 @@ def _declare_buffer(
     if not dialect.has_byte_offsets:
         parameters.append(f"{pointer}{name}")
         return
-    raw, at = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
+    raw, position = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
     parameters.append(
-        f"{dialect.pointer_qualifier}char *{raw}, {dialect.scalar_parameter.format(name=at)}"
+        f"{dialect.pointer_qualifier}char *{raw}, {dialect.scalar_parameter.format(name=position)}"
     )
-    writer.emit_line(f"{pointer}const {name} = ({pointer})({raw} + {at});")
+    writer.emit_line(f"{pointer}const {name} = ({pointer})({raw} + {position});")

@@ -208,8 +208,10 @@ class SpirvBuilder(FunctionBuilder):
         # The optional last operand of OpVariable is its initializer.
         spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
         pointer = spirv.pointer(STORAGE_CLASS_FUNCTION, spirv.type("f64"))
-        at = self.append_pure("AccessChain", pointer, variable, self.operand_id(index, "int64"))
-        return self.append_pure("Load", spirv.type("f64"), self.operand_id(at, "int64"))
+        position = self.append_pure(
+            "AccessChain", pointer, variable, self.operand_id(index, "int64")
+        )
+        return self.append_pure("Load", spirv.type("f64"), self.operand_id(position, "int64"))
 
 
 def _parse_constant_bits(text: str, kind: str) -> int:

@@ -127,9 +127,9 @@ class SpirvKernelEmitter:
     def _load_argument_word(self, n: int) -> Operand:
         """Load the n-th 64-bit word of the arguments."""
         b, spirv = self.builder, self.spirv
-        at = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
+        position = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
         pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
-        word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
+        word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(position, _WORD_DTYPE))
         return b.append_pure(
             "Load", spirv.type("i64"), b.operand_id(word_pointer, _WORD_DTYPE), 2, 8
         )
@@ -417,8 +417,12 @@ class SpirvKernelEmitter:
         pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
             number = emit_cast(b, self.emit_expr(value)[0], value.dtype, _WORD_DTYPE)
-            at = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
-            slot_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
+            position = b.binary(
+                "add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE)
+            )
+            slot_pointer = b.append_pure(
+                "ConvertUToPtr", pointer, b.operand_id(position, _WORD_DTYPE)
+            )
             b.append(
                 "Store",
                 b.operand_id(slot_pointer, _WORD_DTYPE),
@@ -445,14 +449,16 @@ class SpirvKernelEmitter:
             raise InternalError(f"kernel {self.name!r}: buffer {buffer.name!r} is not in scope")
         element = dt.element_dtype(buffer.dtype)
         kind = spirv.type("i8" if element == "bool" else spirv_type(element))
-        at = b.operand_id(index, dtype)
+        position = b.operand_id(index, dtype)
         if memory.storage == spv.STORAGE_CLASS_PHYSICAL:
             _, stride = self._storage_type(buffer)
             pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, kind, stride)
-            element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, at)
+            element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, position)
             return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
-        return b.operand_id(b.append_pure("AccessChain", pointer, memory.base, at), _WORD_DTYPE), ()
+        return b.operand_id(
+            b.append_pure("AccessChain", pointer, memory.base, position), _WORD_DTYPE
+        ), ()
 
     def _load_element(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
         b = self.builder
@@ -491,8 +497,8 @@ class SpirvKernelEmitter:
         check_lanes("SPIR-V: the load of", e.buffer, e.indices[0], e.dtype)
         dtype = dt.element_dtype(e.indices[0].dtype)
         return [
-            self._load_element(e.buffer, at, dtype)
-            for at in self._lane_indices(e.buffer, e.indices[0])
+            self._load_element(e.buffer, position, dtype)
+            for position in self._lane_indices(e.buffer, e.indices[0])
         ]
 
     def store(self, s: BufferStore) -> None:
@@ -504,11 +510,11 @@ class SpirvKernelEmitter:
         if len(values) == 1 and len(lane_indices) > 1:
             values = values * len(lane_indices)
         masks = [None] * len(lane_indices) if s.predicate is None else self.emit_expr(s.predicate)
-        for at, value, mask in zip(lane_indices, values, masks, strict=True):
+        for position, value, mask in zip(lane_indices, values, masks, strict=True):
             if mask is None:
-                self._store_element(buffer, at, dt.element_dtype(index.dtype), value)
+                self._store_element(buffer, position, dt.element_dtype(index.dtype), value)
             else:
-                put = (buffer, at, dt.element_dtype(index.dtype), value)
+                put = (buffer, position, dt.element_dtype(index.dtype), value)
                 self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
         # Buffers of the caller may overlap; arrays of a thread or a block do not.
         b.touch_memory(

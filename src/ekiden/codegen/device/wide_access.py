@@ -121,8 +121,8 @@ class WideAccessWriter(VectorWriter):
             return "true"
         if not self.alignment_flags[buffer]:
             self.alignment_flags[buffer] = self.unique(f"{self.name(buffer)}_near")
-            at = f"(uint64_t){self.name(buffer)} % {MAX_ACCESS_BYTES}"
-            self.top.append(f"  const bool {self.alignment_flags[buffer]} = {at} == 0;")
+            location = f"(uint64_t){self.name(buffer)} % {MAX_ACCESS_BYTES}"
+            self.top.append(f"  const bool {self.alignment_flags[buffer]} = {location} == 0;")
         return self.alignment_flags[buffer]
 
 

@@ -345,8 +345,8 @@ class FunctionBuilder:
         kind, word = (register_type(dt.with_lanes(t, lanes)) for t in ("float64", "int64"))
         vector = "poison"
         for n in range(lanes):
-            at = self.pure(f"extractelement {word} {index}, i64 {n}")
-            one = self.load_table_element(values, at, 1)
+            position = self.pure(f"extractelement {word} {index}, i64 {n}")
+            one = self.load_table_element(values, position, 1)
             vector = self.pure(f"insertelement {kind} {vector}, double {one}, i64 {n}")
         return vector
 

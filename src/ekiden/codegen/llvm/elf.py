@@ -128,8 +128,8 @@ def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymb
     # ELF32 and ELF64 store the same fields of a symbol in a different order.
     if form.kind_bits == 8:  # name, value, size, info, other, section
         rows = [
-            (name, info, visibility, at, value, size)
-            for name, value, size, info, visibility, at in rows
+            (name, info, visibility, position, value, size)
+            for name, value, size, info, visibility, position in rows
         ]
     return [
         ElfSymbol(_read_string(names, name), section, value, info >> 4 == 0)
@@ -140,6 +140,6 @@ def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymb
 def _parse_relocations(form: _ElfLayout, table: bytes) -> list[ElfRelocation]:
     mask = (1 << form.kind_bits) - 1
     return [
-        ElfRelocation(at, info & mask, info >> form.kind_bits, *(addend or (0,)))
-        for at, info, *addend in struct.iter_unpack(form.relocation, table)
+        ElfRelocation(position, info & mask, info >> form.kind_bits, *(addend or (0,)))
+        for position, info, *addend in struct.iter_unpack(form.relocation, table)
     ]

@@ -58,9 +58,9 @@ class ExternCallEmitter(PackedCallEmitter):
         """Return (type, operand) of the address of a buffer or of a region's first element."""
         kind, data = self.pointer_type(a.buffer), self.pointer(a.buffer)
         if a.indices:
-            at = self.emit_expr(a.indices[0])
+            position = self.emit_expr(a.indices[0])
             element = memory_type(a.buffer.dtype)
-            data = self.builder.pure(f"getelementptr {element}, {kind} {data}, i64 {at}")
+            data = self.builder.pure(f"getelementptr {element}, {kind} {data}, i64 {position}")
         return kind, data
 
 

@@ -300,9 +300,11 @@ class GpuKernelEmitter(WideAccessEmitter):
         addresses = []
         for n in range(lanes):
             one = self.extract_lane(index_vector, dt.element_dtype(index.dtype), lanes, n)
-            at = emit_cast(self.builder, one, dt.element_dtype(index.dtype), "int64")
+            position = emit_cast(self.builder, one, dt.element_dtype(index.dtype), "int64")
             base = self.pointer(buffer)
-            addresses.append(self.builder.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
+            addresses.append(
+                self.builder.pure(f"getelementptr {kind}, {pointer} {base}, i64 {position}")
+            )
         return addresses
 
     def emit_assert(self, s: AssertStmt) -> None:
@@ -330,8 +332,8 @@ class GpuKernelEmitter(WideAccessEmitter):
         is_first = b.append_value(f"icmp eq i32 %{first}, {thread}")
         b.branch_if(is_first, own_label, join)
         b.start(own_label)
-        for at, value in enumerate(reported, start=1):
-            slot = b.append_value(f"getelementptr i64, {STATUS_PARAMETER}, i64 {at}")
+        for index, value in enumerate(reported, start=1):
+            slot = b.append_value(f"getelementptr i64, {STATUS_PARAMETER}, i64 {index}")
             b.append_void(f"store i64 {value}, {GLOBAL_POINTER} {slot}, align 8")
         b.branch(join)
         b.start(join)

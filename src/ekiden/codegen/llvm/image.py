@@ -225,11 +225,11 @@ class _ImageLinker:
             section = self.objects[number].sections[index]
             out[section_offset : section_offset + len(section.data)] = section.data
         for i in range(len(self.imports)):
-            at = self._stub_offset(i)
+            position = self._stub_offset(i)
             code = self.architecture.encode_stub(
-                at, self.address_table_offset + self.architecture.slot_bytes * i
+                position, self.address_table_offset + self.architecture.slot_bytes * i
             )
-            out[at : at + len(code)] = code
+            out[position : position + len(code)] = code
         references = [
             self._resolve_reference(number, base, relocation)
             for (number, index), base in self.section_offsets.items()
@@ -247,7 +247,7 @@ class _ImageLinker:
         """Return what a relocation of an object refers to: an offset in the text, an address-table
         slot, or a stub.
         """
-        symbol, at = self.objects[number].symbols[r.symbol], section_offset + r.offset
+        symbol, position = self.objects[number].symbols[r.symbol], section_offset + r.offset
         home = self.section_offsets.get((number, symbol.section))
         target = home + symbol.value if home is not None else self.global_symbols.get(symbol.name)
         # An import is reached through a slot of the address table where the relocation allows it
@@ -257,7 +257,7 @@ class _ImageLinker:
             imported = self.imports.index(symbol.name)
             slot = self.address_table_offset + self.architecture.slot_bytes * imported
             target = slot if is_slot else self._stub_offset(imported)
-        return ResolvedReference(r.kind, at, target + r.addend, is_slot, symbol.name)
+        return ResolvedReference(r.kind, position, target + r.addend, is_slot, symbol.name)
 
 
 def parse_image(image: bytes) -> ImageInfo:
@@ -271,14 +271,14 @@ def parse_image(image: bytes) -> ImageInfo:
     if total != len(image) or exports_at != PAGE_BYTES + text_size or imports_at > total:
         raise LoadError(f"image: header promises {total} bytes, got {len(image)}")
     exports: dict[str, int] = {}
-    at = exports_at
+    position = exports_at
     for _ in range(n_exports):
-        name, at = _decode_name(image, at)
-        (exports[name],) = struct.unpack_from("<Q", image, at)
-        at += 8
+        name, position = _decode_name(image, position)
+        (exports[name],) = struct.unpack_from("<Q", image, position)
+        position += 8
     imports: list[str] = []
     for _ in range(n_imports):
-        name, at = _decode_name(image, at)
+        name, position = _decode_name(image, position)
         imports.append(name)
     needs = image[IMAGE_HEADER.size : PAGE_BYTES].rstrip(b"\0").decode()
     return ImageInfo(

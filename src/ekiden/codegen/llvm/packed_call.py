@@ -107,8 +107,8 @@ class PackedCallEmitter(ExpressionEmitter):
         buffer, b = a.buffer, self.builder
         data = self.pointer(buffer)
         if a.indices:
-            at = self.emit_expr(a.indices[0])
-            data = b.pure(f"getelementptr {memory_type(buffer.dtype)}, ptr {data}, i64 {at}")
+            position = self.emit_expr(a.indices[0])
+            data = b.pure(f"getelementptr {memory_type(buffer.dtype)}, ptr {data}, i64 {position}")
         extents = a.extents or buffer.shape
         shape, strides = self.allocate_words(len(extents)), self.allocate_words(len(extents))
         step: PrimExpr = const(1)

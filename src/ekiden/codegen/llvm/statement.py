@@ -255,18 +255,18 @@ class StatementEmitter(IntrinsicCallEmitter):
             return
         b, lanes = self.builder, dt.lanes(index.dtype)
         kind, bits = dt.with_lanes("int64", lanes), dt.with_lanes("bool", lanes)
-        at = emit_cast(b, self.emit_expr(index), index.dtype, kind)
+        position = emit_cast(b, self.emit_expr(index), index.dtype, kind)
         extent = self.emit_expr(flat_buffer_extent(buffer))
         limit = b.splat("int64", extent, lanes) if lanes > 1 else extent
-        wrong = b.compare("uge", kind, at, limit)
+        wrong = b.compare("uge", kind, position, limit)
         if mask is not None and lanes > 1:
             wrong = b.binary("and", bits, wrong, mask)
-        shown_index, any_wrong = at, wrong
+        shown_index, any_wrong = position, wrong
         if lanes > 1:
             # Lanes in bounds become the largest index, so that the minimum is an index that failed.
             largest = b.splat("int64", b.const(2**63 - 1, "int64"), lanes)
             shown_index = emit_lane_reduction(
-                b, "min", kind, b.select(wrong, kind, at, largest, lanes)
+                b, "min", kind, b.select(wrong, kind, position, largest, lanes)
             )
             any_wrong = b.any_lane(wrong, lanes)
         self.fail_with_values(

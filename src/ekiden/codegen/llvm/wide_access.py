@@ -33,8 +33,8 @@ class WideAccessEmitter(StatementEmitter):
         align = self._alignment(buffer, index) if mask is None else 0
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
-        b, kind, (at, _) = self.builder, register_type(dtype), self.address(buffer, index)
-        pointer = f"{self.pointer_type(buffer)} {at}"
+        b, kind, (position, _) = self.builder, register_type(dtype), self.address(buffer, index)
+        pointer = f"{self.pointer_type(buffer)} {position}"
         if buffer.scope == SHARED_SCOPE:
             return b.load(f"load {kind}, {pointer}, align {align}", self.memory_id(buffer))
         wide, scalar, join = (b.fresh_name(n) for n in ("wide", "each", "done"))
@@ -60,8 +60,12 @@ class WideAccessEmitter(StatementEmitter):
         if not align:
             super().emit_memory_store(s, dtype, value)
             return
-        b, kind, (at, _) = self.builder, register_type(dtype), self.address(s.buffer, s.indices[0])
-        pointer = f"{self.pointer_type(s.buffer)} {at}"
+        b, kind, (position, _) = (
+            self.builder,
+            register_type(dtype),
+            self.address(s.buffer, s.indices[0]),
+        )
+        pointer = f"{self.pointer_type(s.buffer)} {position}"
         if s.buffer.scope == SHARED_SCOPE:
             b.append_void(f"store {kind} {value}, {pointer}, align {align}")
             return
@@ -102,8 +106,8 @@ class WideAccessEmitter(StatementEmitter):
     def _lane_pointers(self, buffer: Buffer, first_address: str, lanes: int) -> list[str]:
         """Return the typed address of each lane after that of the first."""
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
-        at = [f"getelementptr {kind}, {first_address}, i64 {lane}" for lane in range(lanes)]
-        return [f"{pointer} {self.builder.append_value(text)}" for text in at]
+        indices = [f"getelementptr {kind}, {first_address}, i64 {lane}" for lane in range(lanes)]
+        return [f"{pointer} {self.builder.append_value(text)}" for text in indices]
 
 
 __all__ = ["WideAccessEmitter"]

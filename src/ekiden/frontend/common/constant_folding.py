@@ -211,8 +211,8 @@ def to_expr_elements(values: Array) -> Array:
         else str(values.dtype)
     )
     lifted = np.empty(values.shape, object)
-    for at, element in np.ndenumerate(values):
-        lifted[at] = prim.const(element.item(), dtype)
+    for position, element in np.ndenumerate(values):
+        lifted[position] = prim.const(element.item(), dtype)
     return lifted
 
 

@@ -44,9 +44,9 @@ def tracked_elements(scope: Scope, value: Value) -> SymbolArray | None:
         return None
     if value.hint is None:
         value.hint = np.empty(tuple(known_int(d) or 0 for d in kind.shape), object)
-        for at in np.ndindex(value.hint.shape):
+        for position in np.ndindex(value.hint.shape):
             # One variable per element: two reads of the same element are then known to be equal.
-            value.hint[at] = Var("data")
+            value.hint[position] = Var("data")
     return scope.substitute_sizes(value.hint)
 
 

@@ -28,7 +28,7 @@ class LuFactors:
     def factorize(cls, matrix: Expr) -> LuFactors:
         """Factorise matrices [.., n, n]."""
         outputs = op.linalg.lu_factor(matrix)
-        return cls(*(TupleGetItem(outputs, at) for at in range(4)))
+        return cls(*(TupleGetItem(outputs, position) for position in range(4)))
 
     def require_nonsingular(self, subject: str) -> LuFactors:
         """Return the factors with a run-time check that raises LinAlgError where a matrix is

@@ -68,10 +68,10 @@ class RankCase:
     def path(self) -> list[RankCase]:
         """Return the enclosing cases from the outermost one to this, without the root."""
         ancestors: list[RankCase] = []
-        at: RankCase | None = self
-        while at is not None and at.around is not None:
-            ancestors.append(at)
-            at = at.around
+        current: RankCase | None = self
+        while current is not None and current.around is not None:
+            ancestors.append(current)
+            current = current.around
         return ancestors[::-1]
 
     def live_leaves(self) -> list[RankCase]:

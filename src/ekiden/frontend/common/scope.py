@@ -265,8 +265,8 @@ class Scope:
         for block in self._blocks:
             named.update(block.sizes)
         substituted = np.empty(elements.shape, object)
-        for at, element in np.ndenumerate(elements):
-            substituted[at] = substitute(element, named)
+        for position, element in np.ndenumerate(elements):
+            substituted[position] = substitute(element, named)
         return substituted
 
     def params_of(self, expr: Expr) -> list[str]:

@@ -71,8 +71,8 @@ class Subscript:
         gone = [axis for axis, item in enumerate(axis_items) if isinstance(item, int)]
         sliced = op.squeeze(sliced, axis=gone) if gone else sliced
         result_items = [item for item in self.items if not isinstance(item, int)]
-        for at in (i for i, item in enumerate(result_items) if item is None):
-            sliced = op.expand_dims(sliced, axis=at)
+        for position in (i for i, item in enumerate(result_items) if item is None):
+            sliced = op.expand_dims(sliced, axis=position)
         return sliced
 
     def _axis_slice_bounds(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:

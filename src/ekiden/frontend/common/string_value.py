@@ -140,8 +140,8 @@ def _gather_strings(scope: Scope, table: Expr, indices: Expr | Value) -> StringV
     """
     if isinstance(indices, SumMember):
         raise Unsupported("strings whose rank depends on data are not supported")
-    at = scope.expr(indices) if isinstance(indices, Value) else indices
-    return to_string_value(scope, op.take(table, at, axis=0))
+    position = scope.expr(indices) if isinstance(indices, Value) else indices
+    return to_string_value(scope, op.take(table, position, axis=0))
 
 
 def _inputs_as_indices(node: Node) -> list[Value | None]:

@@ -101,8 +101,8 @@ def known_value(elements: Array, dtype: str) -> Value:
     if elements.dtype != np.object_:
         return constant_value(np.asarray(elements, to_numpy(dtype)))
     simplified = np.empty(elements.shape, object)
-    for at, element in np.ndenumerate(elements.astype(object)):
-        simplified[at] = simplify(element)
+    for position, element in np.ndenumerate(elements.astype(object)):
+        simplified[position] = simplify(element)
     flat = [e.value if isinstance(e, (IntImm, FloatImm)) else e for e in simplified.ravel()]
     if not any(isinstance(e, PrimExpr) for e in flat):
         return constant_value(np.array(flat, to_numpy(dtype)).reshape(elements.shape))

@@ -156,14 +156,14 @@ class GraphImporter:
         """
         # ONNX scoping: a subgraph sees the names of all graphs around it (IR specification, static
         # scoping).
-        at: GraphImporter | None = self
-        while at is not None:
-            if name in at.values:
-                return at.values[name]
-            if name in at.weights:
-                at.values.bind_in_all_cases(name, at.initializer_value(name))
-                return at.values[name]
-            at = at.outer
+        current: GraphImporter | None = self
+        while current is not None:
+            if name in current.values:
+                return current.values[name]
+            if name in current.weights:
+                current.values.bind_in_all_cases(name, current.initializer_value(name))
+                return current.values[name]
+            current = current.outer
         return None
 
     def defined_value(self, name: str) -> Value:

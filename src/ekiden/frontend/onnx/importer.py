@@ -177,9 +177,9 @@ class _ImportAttempt:
             output_names=tuple(o.name for o in self.proto.output),
             constraints=tuple(self.scope.constraints.values()),
             tensors=tuple(
-                (name, describe_node(node), at)
+                (name, describe_node(node), index)
                 for node in self.proto.node
-                for at, name in enumerate(node.output)
+                for index, name in enumerate(node.output)
                 if name
             ),
             sequences=True,
@@ -256,8 +256,8 @@ class _ImportAttempt:
         shapes = self.shapes.get(name)
         if shapes is not None:
             items = []
-            for at, shape in enumerate(shapes):
-                held = onnx.ValueInfoProto(name=f"{name}.{at}", type=element)
+            for index, shape in enumerate(shapes):
+                held = onnx.ValueInfoProto(name=f"{name}.{index}", type=element)
                 self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
                 items.append(self._declare_tensor(held))
             dtype = from_onnx_dtype(element.tensor_type.elem_type)

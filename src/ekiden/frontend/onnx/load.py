@@ -406,24 +406,26 @@ def topological_order(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto
         # stack.
         stack = [root]
         while stack:
-            at = stack[-1]
-            if at in state:
+            position = stack[-1]
+            if position in state:
                 stack.pop()
-                if not state[at]:
-                    state[at] = True
-                    order.append(at)
+                if not state[position]:
+                    state[position] = True
+                    order.append(position)
                 continue
-            state[at] = False
-            for dependency in _producer_indices(producer, needed[at]):
+            state[position] = False
+            for dependency in _producer_indices(producer, needed[position]):
                 if state.get(dependency) is False:
                     _raise_cycle(graph, stack, state, dependency, label)
                 if dependency not in state:
                     stack.append(dependency)
     # File order is kept where it is valid, so that nodes are reported as the model lists them.
     in_file = sorted(order)
-    if all(p < at for at in in_file for p in _producer_indices(producer, needed[at])):
+    if all(
+        p < position for position in in_file for p in _producer_indices(producer, needed[position])
+    ):
         order = in_file
-    return [graph.node[at] for at in order]
+    return [graph.node[position] for position in order]
 
 
 def _producer_indices(producer: dict[str, int], names: Iterable[str]) -> list[int]:

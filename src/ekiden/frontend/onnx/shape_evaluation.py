@@ -174,12 +174,14 @@ def _evaluate_slice(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:
         steps = bounds.get(4, (1,) * len(starts))
     windows = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        at = node.axis(axis, data.ndim)
+        axis_index = node.axis(axis, data.ndim)
         # A negative stop means another thing to NumPy: only None reaches the first element
         # backwards.
-        stop = None if step < 0 and end < -data.shape[at] else end
-        first = max(start, -data.shape[at]) if step < 0 else start  # as ONNX clamps, unlike NumPy
-        windows[at] = slice(first, stop, step)
+        stop = None if step < 0 and end < -data.shape[axis_index] else end
+        first = (
+            max(start, -data.shape[axis_index]) if step < 0 else start
+        )  # as ONNX clamps, unlike NumPy
+        windows[axis_index] = slice(first, stop, step)
     return data[tuple(windows)]
 
 
@@ -196,10 +198,10 @@ def _evaluate_unsqueeze(node: OnnxNode, inputs: Sequence[Array]) -> Array | None
 
 def normalize_axes(node: OnnxNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return axes counted from the front; raise Unsupported for duplicates."""
-    at = tuple(node.axis(a, rank) for a in axes)
-    if len(set(at)) < len(at):
+    axis_indices = tuple(node.axis(a, rank) for a in axes)
+    if len(set(axis_indices)) < len(axis_indices):
         node.reject(f"'axes' must be distinct, got {tuple(axes)}")
-    return at
+    return axis_indices
 
 
 def _evaluate_squeeze(node: OnnxNode, inputs: Sequence[Array]) -> Array | None:

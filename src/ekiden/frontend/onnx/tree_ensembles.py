@@ -59,8 +59,8 @@ class BranchNodes:
         for targets in (self.true_targets, self.false_targets, roots):
             wrong = (targets >= len(self.modes)) | (targets < -leaves)
             if wrong.any():
-                at = int(targets[wrong][0])
-                raise Unsupported(f"a tree leads to a node {at} that is not there")
+                position = int(targets[wrong][0])
+                raise Unsupported(f"a tree leads to a node {position} that is not there")
 
 
 def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type) -> ForestTables:
@@ -99,11 +99,13 @@ def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type)
         np.zeros(total, np.int64),
         0,
     )
-    plain, at = ~is_set, first[~is_set]
+    plain, position = ~is_set, first[~is_set]
     thresholds = values[start[plain]]
-    nodes.thresholds[at] = np.where(mode[plain] == LEQ, thresholds, _next_lower_float(thresholds))
-    nodes.children[at, 0], nodes.children[at, 1] = yes[plain], no[plain]
-    nodes.nan_goes_true[at] = missing[plain]
+    nodes.thresholds[position] = np.where(
+        mode[plain] == LEQ, thresholds, _next_lower_float(thresholds)
+    )
+    nodes.children[position, 0], nodes.children[position, 1] = yes[plain], no[plain]
+    nodes.nan_goes_true[position] = missing[plain]
 
     among = is_set[owner]
     q, upper, value = owner[among], (first[owner] + 2 * set_index)[among], values[among]

@@ -91,11 +91,11 @@ def cut_weights(data: memoryview, first: int = 0) -> tuple[bytes | memoryview, B
     if not spans:
         return data, []
     pieces: list[bytes | memoryview] = []
-    at = 0
+    position = 0
     for start, end, instead in sorted(edits):
-        pieces += [data[at:start], instead]
-        at = end
-    return b"".join([*pieces, data[at:]]), spans
+        pieces += [data[position:start], instead]
+        position = end
+    return b"".join([*pieces, data[position:]]), spans
 
 
 def _plan_edits(data: memoryview, first: int) -> tuple[list[tuple[int, int, bytes]], ByteSpans]:
@@ -103,14 +103,14 @@ def _plan_edits(data: memoryview, first: int) -> tuple[list[tuple[int, int, byte
     messages = [_WireMessage(_MODEL, -1, 0, 0, len(data))]
     edits: list[tuple[int, int, bytes]] = []
     spans: ByteSpans = []
-    at = 0
-    while at < len(messages):  # what is found inside of one stands behind it
-        message = messages[at]
+    position = 0
+    while position < len(messages):  # what is found inside of one stands behind it
+        message = messages[position]
         if message.kind == _TENSOR:
             _cut_raw_data(data, message, edits, spans, first)
         else:
-            messages += _large_submessages(data, message, at)
-        at += 1
+            messages += _large_submessages(data, message, position)
+        position += 1
     # Innermost first: a message's length prefix grows or shrinks with those of the messages inside
     # it.
     for message in reversed(messages[1:]):
@@ -185,18 +185,18 @@ def mark_cut(tensor: onnx.TensorProto, number: int) -> None:
 
 def _decode_field(data: memoryview, start: int, end: int) -> _WireField:
     """Decode the field at an offset of a message."""
-    tag, at = _decode_varint(data, start, end)
-    number, kind, length_at, value = tag >> 3, tag & 7, at, 0
+    tag, position = _decode_varint(data, start, end)
+    number, kind, length_at, value = tag >> 3, tag & 7, position, 0
     match kind:
         case 0:  # _VARINT
-            value, begin = _decode_varint(data, at, end)
+            value, begin = _decode_varint(data, position, end)
             stop = begin
         case 1:  # _FIXED64
-            begin, stop = at, at + 8
+            begin, stop = position, position + 8
         case 5:  # _FIXED32
-            begin, stop = at, at + 4
+            begin, stop = position, position + 4
         case 2:  # _BYTES
-            size, begin = _decode_varint(data, at, end)
+            size, begin = _decode_varint(data, position, end)
             stop = begin + size
         case _:
             raise _MalformedError

@@ -90,22 +90,22 @@ class GraphImporter:
 
     def _lookup(self, tensor: str) -> Value | None:
         """Look up a tensor in this graph and its outer ones; None if it is unbound."""
-        at: GraphImporter | None = self
-        while at is not None:
-            if tensor in at.env:
-                return at.env[tensor]
-            at = at.outer
+        current: GraphImporter | None = self
+        while current is not None:
+            if tensor in current.env:
+                return current.env[tensor]
+            current = current.outer
         return None
 
     def decided_switch_output(self, condition: str) -> int | None:
         """Return the live Switch output of a condition in this subgraph; None if it is
         undecided.
         """
-        at: GraphImporter | None = self
-        while at is not None:
-            if condition in at.taken:
-                return at.taken[condition]
-            at = at.outer
+        current: GraphImporter | None = self
+        while current is not None:
+            if condition in current.taken:
+                return current.taken[condition]
+            current = current.outer
         return None
 
     def _import_tensors(self, tensors: Sequence[str]) -> None:

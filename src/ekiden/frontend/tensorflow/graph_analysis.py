@@ -173,11 +173,11 @@ class GraphAnalysis:
         """
         waiting, visited = [(tensor, 0)], set()
         while waiting:
-            at, depth = waiting.pop(0)
-            if (at, depth) in visited:
+            position, depth = waiting.pop(0)
+            if (position, depth) in visited:
                 continue
-            visited.add((at, depth))
-            name, _, output = at.rpartition(":")
+            visited.add((position, depth))
+            name, _, output = position.rpartition(":")
             node = self.find_node(name)
             if node.op in SWITCH_OPS:
                 if depth == 0:

@@ -27,9 +27,9 @@ class SparseAxisMap(NamedTuple):
 def apply_adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[SparseAxisMap]) -> Tensor:
     """Return the gradient of an input whose last axes, of `sizes`, passed through linear maps."""
     first = grad.dim() - len(maps)
-    for at, (size, (indices, weights)) in enumerate(zip(sizes, maps, strict=True)):
-        axis = first + at
-        shape = [*indices.shape, *[1] * (len(maps) - 1 - at)]
+    for index, (size, (indices, weights)) in enumerate(zip(sizes, maps, strict=True)):
+        axis = first + index
+        shape = [*indices.shape, *[1] * (len(maps) - 1 - index)]
         terms = grad.unsqueeze(axis + 1) * weights.to(grad.dtype).reshape(shape)
         zeros = grad.new_zeros((*grad.shape[:axis], size, *grad.shape[axis + 1 :]))
         # The transpose of a gather is an accumulating scatter: an element read by several results
@@ -77,8 +77,8 @@ def _adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
     """Return `aten::_adaptive_avg_pool{2,3}d_backward`, whose bins differ in length."""
     sizes, maps = x.shape[-rank:], []
     for size, out in zip(sizes, grad.shape[-rank:], strict=True):
-        at = torch.arange(out).unsqueeze(1)
-        start, end = at * size // out, ((at + 1) * size + out - 1) // out
+        position = torch.arange(out).unsqueeze(1)
+        start, end = position * size // out, ((position + 1) * size + out - 1) // out
         # A bin spans at most size // out + 2 elements, as both of its ends are rounded outward.
         indices = start + torch.arange(size // out + 2)
         weights = (indices < end) / (end - start).double()
@@ -103,8 +103,8 @@ def _make_nearest_backward(center: float) -> Callable[..., Tensor]:
         """Return the sum of the gradients of all output pixels that read each input pixel."""
         maps = []
         factors = [*scales, *named.values()]
-        for at, (size, out) in enumerate(zip(input_size[2:], output_size, strict=True)):
-            factor = factors[at] if at < len(factors) else None
+        for index, (size, out) in enumerate(zip(input_size[2:], output_size, strict=True)):
+            factor = factors[index] if index < len(factors) else None
             scale = 1 / factor if factor else size / out
             # The forward rule of ATen: floor(i * scale), or floor((i + 0.5) * scale) for the exact
             # variant.
@@ -120,7 +120,7 @@ def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -
     rank = len(padding) // 2
     sizes = x.shape[-rank:]
     # PyTorch lists paddings from the last axis to the first.
-    befores = [padding[2 * (rank - 1 - at)] for at in range(rank)]
+    befores = [padding[2 * (rank - 1 - position)] for position in range(rank)]
     maps = [
         _index_map((torch.arange(out) - before).clamp(0, size - 1))
         for size, out, before in zip(sizes, grad.shape[-rank:], befores, strict=True)

@@ -85,13 +85,13 @@ class _GraphImport(FxImportAttempt):
     def run(self, frozen: Mapping[int, torch.Tensor]) -> ImportedGraph:
         """Import inputs, nodes and results; raise the collected problems if there are some."""
         nodes = self.graph.inputs
-        inputs = [n for at, n in enumerate(nodes) if at not in frozen]
+        inputs = [n for index, n in enumerate(nodes) if index not in frozen]
         self.name_input_symbols(inputs)
         self.name_compound_dims([n for n in inputs if n.users])
         arguments: list[ModuleArgument] = []
-        for at, node in enumerate(nodes):
-            if at in frozen:
-                self.graph.env[node] = self.weight_value(frozen[at], node.name)
+        for index, node in enumerate(nodes):
+            if index in frozen:
+                self.graph.env[node] = self.weight_value(frozen[index], node.name)
             elif is_effect_token(node):
                 self.graph.env[node] = None  # as PyTorch gives it
             elif node.users:
@@ -99,7 +99,7 @@ class _GraphImport(FxImportAttempt):
                 self.graph.env[node] = self.add_input(node, node.name)
                 count = len(self.main.input_names) - before
                 components = range(2) if count == 2 else (None,) * count
-                arguments += [ModuleArgument(at, component) for component in components]
+                arguments += [ModuleArgument(index, component) for component in components]
         draws = self._add_random_inputs()
         symbol_sources, plan = (
             find_symbol_sources(nodes),
@@ -202,7 +202,7 @@ class _ResultPlan:
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
-        self.inputs = {n: at for at, n in enumerate(graph.find_nodes(op="placeholder"))}
+        self.inputs = {n: index for index, n in enumerate(graph.find_nodes(op="placeholder"))}
         (output,) = graph.find_nodes(op="output")
         output_value = output.args[0]
         outputs = output_value if isinstance(output_value, (list, tuple)) else [output_value]

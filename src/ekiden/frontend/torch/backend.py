@@ -109,11 +109,11 @@ def _warn_of_eager_rnn() -> None:
 def _static_weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Return the inputs that are parameters or buffers, by position."""
     own = {}
-    for at, item in enumerate(inputs):
+    for index, item in enumerate(inputs):
         # Dynamo marks parameters and buffers that it lifted to inputs as static.
         is_own = isinstance(item, torch.nn.Parameter) or hasattr(item, "_dynamo_static_input_type")
         if isinstance(item, torch.Tensor) and is_own and _is_dense_cpu_tensor(item):
-            own[at] = item
+            own[index] = item
     return own
 
 
@@ -154,13 +154,15 @@ class _CompiledGraph:
     ) -> None:
         self.graph, self.name = graph, name
         self.made = _compile_imported(graph, name, weights)
-        self.weights = {at: _tensor_version(w) for at, w in weights.items()}
+        self.weights = {position: _tensor_version(w) for position, w in weights.items()}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run with these arguments; the list is emptied, so that they can be freed."""
         # Weights are baked in as constants: a changed pointer or version makes them arguments for
         # good.
-        if self.weights and any(_tensor_version(args[at]) != s for at, s in self.weights.items()):
+        if self.weights and any(
+            _tensor_version(args[position]) != s for position, s in self.weights.items()
+        ):
             LOG.info("torch.compile: weights of the %s are no constants", self.name)
             counters["thawed"] += 1
             # An optimizer wrote a frozen weight: recompile once with weights as arguments, so that

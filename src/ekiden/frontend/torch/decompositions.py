@@ -203,10 +203,10 @@ def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if x.dtype.is_floating_point:
         # Sorting puts NaN last, so the first of them is at size - count.
         count = x.isnan().sum(dim, keepdim=True)
-        at = torch.where(count > 0, x.shape[dim] - count, middle)
+        position = torch.where(count > 0, x.shape[dim] - count, middle)
     else:
-        at = torch.full_like(ordered.narrow(dim, 0, 1), middle, dtype=torch.int64)
-    values, where = ordered.gather(dim, at), indices.gather(dim, at)
+        position = torch.full_like(ordered.narrow(dim, 0, 1), middle, dtype=torch.int64)
+    values, where = ordered.gather(dim, position), indices.gather(dim, position)
     return (values, where) if keepdim else (values.squeeze(dim), where.squeeze(dim))
 
 

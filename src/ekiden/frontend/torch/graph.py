@@ -155,7 +155,7 @@ class FxImporter:
         inputs = [v for v in flat if isinstance(v, Value)]
         view = FxNode(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, ComplexValue) for v in flat) or _has_complex_result(meta):
-            plain = [_complex_argument(view, at, arg) for at, arg in enumerate(args)]
+            plain = [_complex_argument(view, position, arg) for position, arg in enumerate(args)]
             return self._bind_complex(
                 view, require_complex_rule(node.target)(view, *plain, **kwargs)
             )

@@ -131,10 +131,13 @@ class GraphResults:
         """Return the results of a run from the module's outputs."""
         if self.symbol_outputs:
             data_symbols = {
-                name: int(outputs[at].numpy()) for name, at in self.symbol_outputs.items()
+                name: int(outputs[position].numpy())
+                for name, position in self.symbol_outputs.items()
             }
             sizes = RunSizes(sizes.symbol_sources, sizes.args, data_symbols)
-        env: dict[torch.fx.Node, Any] = {node: sizes.args[at] for node, at in self.argument_nodes}
+        env: dict[torch.fx.Node, Any] = {
+            node: sizes.args[position] for node, position in self.argument_nodes
+        }
         env.update(self.attribute_tensors)
         env.update(
             (computed.node, computed.make_tensor(outputs, sizes))

@@ -122,12 +122,12 @@ def grid_sample_backward(
         inside = reduce(
             and_, [(tap.element_index >= 0) & (tap.element_index < size) for tap, size in pairs]
         )
-        at = reduce(
+        position = reduce(
             lambda joined, pair: joined * pair[1] + pair[0].element_index,
             pairs[1:],
             chosen[0].element_index,
         )
-        index = torch.where(inside, at, 0.0).to(torch.int64).flatten(1).unsqueeze(1)
+        index = torch.where(inside, position, 0.0).to(torch.int64).flatten(1).unsqueeze(1)
         index = index.expand(flat_grad.shape)
         met = (flat_grad * flat.gather(2, index)).sum(1).reshape(inside.shape)
         met = torch.where(inside, met, 0.0)

@@ -47,9 +47,9 @@ def _large_order_integral(a: Tensor, x: Tensor) -> Tensor:
     """
     # Beyond this many standard deviations the integrand is below float64's resolution.
     width = (9 + 20 * a.rsqrt()) * a.rsqrt()
-    at = (x - a) / a
-    low = torch.where(at > 0, at, (at.clamp(max=0) - width).clamp(min=-1))
-    high = torch.where(at > 0, at + width, at)
+    position = (x - a) / a
+    low = torch.where(position > 0, position, (position.clamp(max=0) - width).clamp(min=-1))
+    high = torch.where(position > 0, position + width, position)
     middle, half = (low + high) / 2, (high - low) / 2
     area = torch.zeros_like(a)
     for node, weight in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True):

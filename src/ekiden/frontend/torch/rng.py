@@ -42,9 +42,9 @@ def argument_value(node: torch.fx.Node, name: str, default: object = None) -> ob
     """
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    for at, parameter in enumerate(target._schema.arguments):
+    for index, parameter in enumerate(target._schema.arguments):
         if parameter.name == name:
-            value = node.args[at] if at < len(node.args) else node.kwargs.get(name)
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
             return parameter.default_value if value is None else value
     return default
 

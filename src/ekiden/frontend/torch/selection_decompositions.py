@@ -62,8 +62,8 @@ def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     ordered, indices = x.sort(dim=dim, stable=True)
     count = (x == x).sum(dim, keepdim=True)
-    at = ((count - 1) // 2).clamp(min=0)
-    return _squeeze_dim(ordered.gather(dim, at), indices.gather(dim, at), dim, keepdim)
+    position = ((count - 1) // 2).clamp(min=0)
+    return _squeeze_dim(ordered.gather(dim, position), indices.gather(dim, position), dim, keepdim)
 
 
 def nanmedian_all(x: Tensor) -> Tensor:
@@ -95,11 +95,11 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     # The n-th element that is not 0 is at the first position whose running count reaches n.
     number = (x != 0).flatten().to(torch.int64).cumsum(0)
     ordinals = torch.arange(1, size + 1)
-    at = torch.searchsorted(number, ordinals)
+    position = torch.searchsorted(number, ordinals)
     columns = []
     for extent in reversed(x.shape):
-        columns.append(at % extent)
-        at = at // extent
+        columns.append(position % extent)
+        position = position // extent
     indices = torch.stack(columns[::-1], 1)
     return torch.where((ordinals <= number[-1]).unsqueeze(1), indices, fill_value)
 

@@ -211,8 +211,8 @@ def _bessel_k(x: Tensor, order: int, scaled: bool) -> Tensor:
     wide = x.double()
     edge = (20 / wide).sqrt()
     step = 2 * (edge + (edge * edge + 1).sqrt()).log() / _INTEGRATION_STEPS
-    at = step.unsqueeze(-1) * torch.arange(_INTEGRATION_STEPS + 1)
-    half = (at / 2).sinh()
+    position = step.unsqueeze(-1) * torch.arange(_INTEGRATION_STEPS + 1)
+    half = (position / 2).sinh()
     # cosh t - 1 = 2 sinh(t / 2)^2 keeps the digits near t = 0, where the integrand is largest.
     term = (-2 * wide.unsqueeze(-1) * half * half).exp()
     term = term * (1 + 2 * half * half) if order else term

@@ -18,13 +18,13 @@ SymbolSources = Mapping[str, tuple[int, int | None]]
 def find_symbol_sources(nodes: Sequence[torch.fx.Node]) -> SymbolSources:
     """Return, per symbol of a graph, the input and axis that it can be read from."""
     sources: dict[str, tuple[int, int | None]] = {}
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         meta = node.meta.get("val")
         sizes = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
         for axis, size in sizes:
             name = symbol_name(size)
             if name is not None:
-                sources.setdefault(name, (at, axis))
+                sources.setdefault(name, (index, axis))
     return sources
 
 
@@ -71,8 +71,10 @@ class RunSizes:
     def _symbol_value(self, name: str) -> sympy.Integer:
         if name in self.unsourced_symbol_values:
             return sympy.Integer(self.unsourced_symbol_values[name])
-        at, axis = self.symbol_sources[name]
-        return sympy.Integer(int(self.args[at] if axis is None else self.args[at].shape[axis]))
+        position, axis = self.symbol_sources[name]
+        return sympy.Integer(
+            int(self.args[position] if axis is None else self.args[position].shape[axis])
+        )
 
 
 __all__ = [

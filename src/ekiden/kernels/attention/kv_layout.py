@@ -168,8 +168,8 @@ class CachePlane:
         scalar for one lane.
         """
         size = CACHE_SCALE_DTYPE.itemsize * lanes
-        at = ramp(base + self.scale_offset(token, group), 1, size)
-        raw = BufferLoad(cache, (at,), f"{self.dtype}x{size}")
+        position = ramp(base + self.scale_offset(token, group), 1, size)
+        raw = BufferLoad(cache, (position,), f"{self.dtype}x{size}")
         suffix = f"x{lanes}" if lanes > 1 else ""
         halves = call_intrin("reinterpret", raw, dtype=f"float16{suffix}")
         return Cast(halves, f"float32{suffix}")
@@ -209,12 +209,16 @@ class CachePlane:
                 plane[:, summed * inner_size + inner_index] = token_numbers[:, depth_index]
                 continue
             word, inside = divmod(summed, self.format.values_per_word)
-            at = (word * inner_size + inner_index) * CACHE_WORD_BYTES + inside % CACHE_WORD_BYTES
+            position = (
+                word * inner_size + inner_index
+            ) * CACHE_WORD_BYTES + inside % CACHE_WORD_BYTES
             shift = inside // CACHE_WORD_BYTES * self.format.bits
             # A byte of a 4-bit cache holds two numbers: the neighbour's bits stay.
-            other_bits = plane[:, at].view(np.uint8) & np.uint8(~(self._value_mask << shift) & 255)
+            other_bits = plane[:, position].view(np.uint8) & np.uint8(
+                ~(self._value_mask << shift) & 255
+            )
             bits = (levels[:, depth_index] & self._value_mask).astype(np.uint8) << np.uint8(shift)
-            plane[:, at] = (other_bits | bits).view(plane.dtype)
+            plane[:, position] = (other_bits | bits).view(plane.dtype)
 
     @property
     def _value_mask(self) -> int:
@@ -234,12 +238,12 @@ class CachePlane:
             CACHE_SCALE_DTYPE
         )
         for group in range(self.num_groups):
-            at = (
+            position = (
                 self.num_value_elements
                 + (group * self.page_tokens + token) * CACHE_SCALE_DTYPE.itemsize
             )
             scale_bytes = np.ascontiguousarray(scales[:, group]).view(plane.dtype)
-            plane[:, at : at + CACHE_SCALE_DTYPE.itemsize] = scale_bytes
+            plane[:, position : position + CACHE_SCALE_DTYPE.itemsize] = scale_bytes
         wide = scales.astype(np.float32)
         # The float16 scale is what readers multiply by, so it is also what is divided by here: its
         # rounding must not become a second error.

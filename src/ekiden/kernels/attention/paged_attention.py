@@ -267,8 +267,10 @@ class PagedAttention(VectorMemory):
 
     def row_start(self, tile: PagedTile, row: int, heads: int) -> PrimExpr:
         """Return the offset of a tile's row in a tensor [tokens, heads, depth]."""
-        token, at = divmod(row, self.heads_per_tile)
-        return simplify(((tile.first_token + token) * heads + tile.first_head + at) * self.depth)
+        token, position = divmod(row, self.heads_per_tile)
+        return simplify(
+            ((tile.first_token + token) * heads + tile.first_head + position) * self.depth
+        )
 
     def load_page_number(self, tile: PagedTile, number: PrimExpr) -> PrimExpr:
         """Load the number of the page of a sequence's tokens from `number` * page on."""
@@ -358,13 +360,13 @@ class PagedAttention(VectorMemory):
                 highest = self.vector_max(highest, score)
             stores = self.store(tile.partial_result, const(top), highest)
             for v in reversed(range(vectors)):
-                at = column + v * self.lanes
+                position = column + v * self.lanes
                 value: PrimExpr = acc[const(r * vectors + v)]
-                value = Mul(value, self.product_scale(tile, r, base, const(at)), acc.dtype)
+                value = Mul(value, self.product_scale(tile, r, base, const(position)), acc.dtype)
                 value = self.finish_score(
-                    value, number * page + at, tile.positions[r // self.heads_per_tile]
+                    value, number * page + position, tile.positions[r // self.heads_per_tile]
                 )
-                to = r * self.score_row_stride + (number - tile.begin_page) * page + at
+                to = r * self.score_row_stride + (number - tile.begin_page) * page + position
                 stores = seq(self.store(tile.scores, simplify(to), scores[v]), stores)
                 stores = LetStmt(scores[v], value, stores)
             ends.append(stores)
@@ -474,8 +476,8 @@ class PagedAttention(VectorMemory):
 
         def load_probability(row: int) -> PrimExpr:
             """Load the probability of position `s` of this page for a row."""
-            at = row * self.score_row_stride + (number - tile.begin_page) * page + s
-            return tile.scores[simplify(at)]
+            position = row * self.score_row_stride + (number - tile.begin_page) * page + s
+            return tile.scores[simplify(position)]
 
         def load_values(v: int) -> PrimExpr:
             """Load a vector of values of position `s`."""
@@ -575,8 +577,8 @@ class PagedAttention(VectorMemory):
     def emit_results(self, tile: PagedTile, merged: Buffer) -> Stmt:
         """Emit the store of a tile's results."""
         row = Var("row")
-        token, at = row // self.heads_per_tile, row % self.heads_per_tile
-        to = ((tile.first_token + token) * self.heads + tile.first_head + at) * self.depth
+        token, position = row // self.heads_per_tile, row % self.heads_per_tile
+        to = ((tile.first_token + token) * self.heads + tile.first_head + position) * self.depth
         rows = self.row_count(tile)
         return self.partial_softmax.emit_normalize(self.output, to, row, merged, rows)
 
@@ -613,15 +615,15 @@ class PagedAttention(VectorMemory):
         half = max(1, self.chunk_pages // 2)
         halves = (visible[1] - low * self.chunk_pages + (half - 1)) // half
         stmt: Stmt = seq(*(
-            BufferStore(maxima, maximum(maxima[const(at)], count), (const(at),))
-            for at, count in enumerate((high - low, halves))
+            BufferStore(maxima, maximum(maxima[const(index)], count), (const(index),))
+            for index, count in enumerate((high - low, halves))
         ))  # fmt: skip
         for i in reversed(range(self.tokens_per_tile)):
-            at = self.positions[minimum(first + i, limit)]
-            stmt = LetStmt(positions[i], cast(at, "int64"), stmt)
+            index = self.positions[minimum(first + i, limit)]
+            stmt = LetStmt(positions[i], cast(index, "int64"), stmt)
         stmt = serial_loop(n, tiles, LetStmt(first, n * self.tokens_per_tile, stmt))
         one = const(1, "int64")
-        return seq(*(BufferStore(maxima, one, (const(at),)) for at in range(2)), stmt)
+        return seq(*(BufferStore(maxima, one, (const(index),)) for index in range(2)), stmt)
 
     def emit_kernel(self) -> Stmt:
         """Emit all tiles of tokens and heads in parallel; where tiles are few, their chunks in

@@ -176,8 +176,10 @@ class Int8PagedAttention(PagedAttention):
 
     def query_row_index(self, tile: PagedTile, row: int) -> PrimExpr:
         """Return the index of a tile's row among the query rows of all tokens and heads."""
-        token, at = divmod(row, self.heads_per_tile)
-        return simplify((tile.first_token + token) * self.num_query_heads + tile.first_head + at)
+        token, position = divmod(row, self.heads_per_tile)
+        return simplify(
+            (tile.first_token + token) * self.num_query_heads + tile.first_head + position
+        )
 
     # Scores.
 
@@ -188,8 +190,8 @@ class Int8PagedAttention(PagedAttention):
 
     def load_keys(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """Load one depth element of consecutive keys."""
-        at = (k // self.values_per_word * self.config.page_tokens + column) * CACHE_WORD_BYTES
-        return self.load_value(base + at, k % self.values_per_word)
+        position = (k // self.values_per_word * self.config.page_tokens + column) * CACHE_WORD_BYTES
+        return self.load_value(base + position, k % self.values_per_word)
 
     def product_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the factor that turns integer products into scores: the key's scale times the
@@ -243,9 +245,9 @@ class Int8PagedAttention(PagedAttention):
         )
         for r in range(rows):
             for n, loaded in enumerate(operands):
-                at = self.row_start(tile, r, self.num_query_heads) + k * self.values_per_word
+                position = self.row_start(tile, r, self.num_query_heads) + k * self.values_per_word
                 a = self.broadcast_word(
-                    self.quantized_query.bytes, at + self.multiplicand_offset(n, self.key_dot)
+                    self.quantized_query.bytes, position + self.multiplicand_offset(n, self.key_dot)
                 )
                 accumulators = {r * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(self.emit_dot_accumulate(sums, accumulators, a, self.key_dot))
@@ -301,8 +303,8 @@ class Int8PagedAttention(PagedAttention):
                 stores.append(BufferStore(acc, scores, (const(n),)))
             stmt = seq(*stores)
             if self.has_inner_scales:
-                at = const(column + v * self.lanes)
-                value = self.plane.load_scales(self.cache, base, at, self.lanes, group)
+                position = const(column + v * self.lanes)
+                value = self.plane.load_scales(self.cache, base, position, self.lanes, group)
                 stmt = LetStmt(scale, value, stmt)
             statements.append(stmt)
         return statements
@@ -344,8 +346,8 @@ class Int8PagedAttention(PagedAttention):
         """
         word = Var("a", self.int_vector_dtype)
         statements = []
-        for at, b in loaded.items():
-            n = const(at)
+        for position, b in loaded.items():
+            n = const(position)
             # The first operand is unsigned, the second signed: keys and probabilities come first.
             pair = (word, b) if is_probability else (b, word)
             value = call_intrin(dot, sums[n], *pair, dtype=sums.dtype)
@@ -360,10 +362,10 @@ class Int8PagedAttention(PagedAttention):
         """Load the value scales of consecutive tokens of a page; 0 past the last token, where
         memory may hold NaN.
         """
-        at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
-        scale = self.plane.load_scales(self.cache, base, at, self.lanes, group)
+        position = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
+        scale = self.plane.load_scales(self.cache, base, position, self.lanes, group)
         is_valid = self.first_lanes_mask(
-            tile.last_position + 1 - (number * self.config.page_tokens + at)
+            tile.last_position + 1 - (number * self.config.page_tokens + position)
         )
         return Select(is_valid, scale, self.broadcast_scalar(0.0), self.float_vector_dtype)
 
@@ -371,12 +373,12 @@ class Int8PagedAttention(PagedAttention):
         self, tile: PagedTile, row: int, number: Var, v: PrimExpr | int
     ) -> PrimExpr:
         """Return the index of the attention probabilities of consecutive tokens of a page."""
-        at = (
+        position = (
             row * self.score_row_stride
             + (number - tile.begin_page) * self.config.page_tokens
             + v * self.lanes
         )
-        return simplify(at)
+        return simplify(position)
 
     def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
         """Multiply the probabilities by the values' scales; integer products apply the scales
@@ -384,24 +386,24 @@ class Int8PagedAttention(PagedAttention):
         """
         if self.value_dot:
             return seq()
-        rows, at, base = tile.num_tokens * self.heads_per_tile, Var("p"), Var("base", "int64")
+        rows, position, base = tile.num_tokens * self.heads_per_tile, Var("p"), Var("base", "int64")
         v, scale, statements = Var("v"), Var("scale", self.float_vector_dtype), []
         for r in range(rows):
-            index = self.probability_index(tile, r, at, v)
+            index = self.probability_index(tile, r, position, v)
             value = Mul(self.load(tile.scores, index), scale, self.float_vector_dtype)
             statements.append(self.store(tile.scores, index, value))
-        scales = self.load_value_scales(tile, base, at, v, 0)
+        scales = self.load_value_scales(tile, base, position, v, 0)
         body: Stmt = LetStmt(scale, scales, seq(*statements))
         body = serial_loop(v, const(self.config.page_tokens // self.lanes), body)
         body = LetStmt(
-            base, self.plane_offset(self.load_page_number(tile, at), tile.kv_head, 1), body
+            base, self.plane_offset(self.load_page_number(tile, position), tile.kv_head, 1), body
         )
-        return serial_loop(at, tile.end_page - tile.begin_page, body, tile.begin_page)
+        return serial_loop(position, tile.end_page - tile.begin_page, body, tile.begin_page)
 
     def load_values(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Load consecutive depth elements of a token's value."""
-        at = (s // self.values_per_word * self.depth + column) * CACHE_WORD_BYTES
-        return self.load_value(base + at, s % self.values_per_word)
+        position = (s // self.values_per_word * self.depth + column) * CACHE_WORD_BYTES
+        return self.load_value(base + position, s % self.values_per_word)
 
     def emit_value_products(self, tile: PagedTile) -> Stmt:
         """Emit the probability-weighted sum of the values, in floats or integers."""

@@ -65,24 +65,24 @@ class PartialSoftmax(VectorMemory):
         key already, of the score `sink(row)` and the value 0 (attention sink).
         """
         row, v = Var("row"), Var("v")
-        at = row * self.row_elements
+        position = row * self.row_elements
         # Not -inf: merging two rows without keys would compute -inf - -inf, which is NaN.
         zero, lowest = (
             broadcast(const(x, "float32"), self.lanes) for x in (0.0, INITIAL_MAX_SCORE)
         )
         row_init = seq(
             self._emit_vector_loop(
-                self.row_elements, self.store(into, at + v * self.lanes, zero), v
+                self.row_elements, self.store(into, position + v * self.lanes, zero), v
             ),
-            self.store(into, at + self.max_offset, lowest),
+            self.store(into, position + self.max_offset, lowest),
         )
         if sink is not None:
             # Every lane has its share of the sink's exponential, 1: lanes are a power of two.
             share = broadcast(const(1.0 / self.lanes, "float32"), self.lanes)
             row_init = seq(
                 row_init,
-                self.store(into, at + self.max_offset, broadcast(sink(row), self.lanes)),
-                self.store(into, at + self.sums_offset, share),
+                self.store(into, position + self.max_offset, broadcast(sink(row), self.lanes)),
+                self.store(into, position + self.sums_offset, share),
             )
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
@@ -98,23 +98,23 @@ class PartialSoftmax(VectorMemory):
         """Emit the merge of each row with its partial result in `source` from `offset` on."""
         row, v = Var("row"), Var("v")
         own_scale, other_scale, top = (Var(n, self.vector_dtype) for n in ("own", "other", "top"))
-        at, origin = row * self.row_elements, offset + row * self.row_elements
+        position, origin = row * self.row_elements, offset + row * self.row_elements
 
         def rescale_and_add(where: PrimExpr | int) -> Stmt:
             """Rescale both partial sums to the common maximum and add them, a vector at a time."""
             more = Mul(self.load(source, origin + where), other_scale, self.vector_dtype)
             both = call_intrin(
-                "fma", self.load(into, at + where), own_scale, more, dtype=self.vector_dtype
+                "fma", self.load(into, position + where), own_scale, more, dtype=self.vector_dtype
             )  # fmt: skip
-            return self.store(into, at + where, both)
+            return self.store(into, position + where, both)
 
         body = seq(
-            self.store(into, at + self.max_offset, top),
+            self.store(into, position + self.max_offset, top),
             rescale_and_add(self.sums_offset),
             self._emit_vector_loop(self.depth, rescale_and_add(v * self.lanes), v),
         )
         first, second = (
-            self.load(x, y + self.max_offset) for x, y in ((into, at), (source, origin))
+            self.load(x, y + self.max_offset) for x, y in ((into, position), (source, origin))
         )
         body = LetStmt(other_scale, exp_of_nonpositive(Sub(second, top, self.vector_dtype)), body)
         body = LetStmt(own_scale, exp_of_nonpositive(Sub(first, top, self.vector_dtype)), body)
@@ -130,9 +130,9 @@ class PartialSoftmax(VectorMemory):
         `to`.
         """
         v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
-        at = row * self.row_elements
+        position = row * self.row_elements
         value = Mul(
-            self.load(partial, at + v * self.lanes),
+            self.load(partial, position + v * self.lanes),
             broadcast(reciprocal, self.lanes),
             self.vector_dtype,
         )
@@ -140,7 +140,7 @@ class PartialSoftmax(VectorMemory):
         # A row without keys has sum 0: its result is 0, not NaN.
         divisor = Max(total_sum, const(1e-30, "float32"), "float32")
         body = LetStmt(reciprocal, Div(const(1.0, "float32"), divisor, "float32"), body)
-        total = VectorReduce(self.load(partial, at + self.sums_offset), "sum", "float32")
+        total = VectorReduce(self.load(partial, position + self.sums_offset), "sum", "float32")
         return For(row, const(0), const(rows), ForKind.SERIAL, LetStmt(total_sum, total, body))
 
 

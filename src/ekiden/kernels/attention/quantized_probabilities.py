@@ -239,8 +239,8 @@ class Int16Probabilities(QuantizedProbabilities):
     def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], VectorBody]) -> Stmt:
         """Emit a loop over the vectors of a chunk's probabilities; `body` takes the token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
-        at = (number - tile.begin_page) * kernel.config.page_tokens + v * kernel.lanes
-        stmt = self.emit_scaled_vector(tile, number, base, v, body(at))
+        position = (number - tile.begin_page) * kernel.config.page_tokens + v * kernel.lanes
+        stmt = self.emit_scaled_vector(tile, number, base, v, body(position))
         stmt = serial_loop(v, const(kernel.config.page_tokens // kernel.lanes), stmt)
         where = kernel.plane_offset(kernel.load_page_number(tile, number), tile.kv_head, 1)
         return serial_loop(
@@ -307,8 +307,10 @@ class Int16Probabilities(QuantizedProbabilities):
         for row in range(rows):
             line = row * kernel.plane.num_groups + column // kernel.plane.group_size
             for n, loaded in enumerate(operands):
-                at = line * self.tokens + kernel.multiplicand_offset(n, kernel.value_dot) + first
-                probability = kernel.broadcast_word(self.levels, at)
+                position = (
+                    line * self.tokens + kernel.multiplicand_offset(n, kernel.value_dot) + first
+                )
+                probability = kernel.broadcast_word(self.levels, position)
                 accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(
                     kernel.emit_dot_accumulate(
@@ -407,8 +409,8 @@ class ByteProbabilities(QuantizedProbabilities):
         body = LetStmt(after, kernel.next_plane_offset(tile, number, 1), body)
         where = kernel.plane_offset(kernel.load_page_number(tile, number), tile.kv_head, 1)
         v, row = Var("v"), Var("row")
-        at = row * kernel.partial_softmax.row_elements + v * kernel.lanes
-        zero: Stmt = kernel.store(tile.partial_result, at, kernel.broadcast_scalar(0.0))
+        position = row * kernel.partial_softmax.row_elements + v * kernel.lanes
+        zero: Stmt = kernel.store(tile.partial_result, position, kernel.broadcast_scalar(0.0))
         zero = serial_loop(
             row, const(rows), serial_loop(v, const(kernel.depth // kernel.lanes), zero)
         )
@@ -489,9 +491,11 @@ class ByteProbabilities(QuantizedProbabilities):
                 bits = call_intrin(
                     "right_shift", bits, kernel.broadcast_int(below), dtype=kernel.int_vector_dtype
                 )
-            at = ramp(simplify(v * size + (count * n + byte_index) * self.line_bytes), 1, size)
+            position = ramp(
+                simplify(v * size + (count * n + byte_index) * self.line_bytes), 1, size
+            )
             statements.append(
-                BufferStore(self.levels, Cast(bits, dt.with_lanes("uint8", size)), (at,))
+                BufferStore(self.levels, Cast(bits, dt.with_lanes("uint8", size)), (position,))
             )
         if kernel.value_zero_point:
             # The int32 still contains the bits of the magic number, which must not enter the total.
@@ -540,9 +544,11 @@ class ByteProbabilities(QuantizedProbabilities):
                         self.levels, s * kernel.values_per_word + offset
                     )
                     mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
-                    at = {n * vectors + v: b for v, b in mine.items()}
+                    indices = {n * vectors + v: b for v, b in mine.items()}
                     statements.append(
-                        kernel.emit_dot_accumulate(acc, at, probability, kernel.value_dot, True)
+                        kernel.emit_dot_accumulate(
+                            acc, indices, probability, kernel.value_dot, True
+                        )
                     )
         token_count = minimum(const(page), tile.last_position + 1 - number * page)
         words = (token_count + (kernel.values_per_word - 1)) // kernel.values_per_word

@@ -231,8 +231,8 @@ class AttentionKernel(VectorMemory):
             first = key + v * self.lanes
             exact = is_const(simplify(self.keys % self.lanes), 0)
             mask = None if exact else self.lane_bounds_mask(first, self.keys)
-            at = base + first * steps["s"] + d * steps["d"]
-            value = self.load(self.k.buffer, at, mask, steps["s"])
+            position = base + first * steps["s"] + d * steps["d"]
+            value = self.load(self.k.buffer, position, mask, steps["s"])
             to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
             moves.append(self.store(self.packed_keys, to, value))
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
@@ -251,10 +251,10 @@ class AttentionKernel(VectorMemory):
         t, steps = Var("t"), self.v.strides
         moves = []
         for first in range(0, self.packed_value_columns, self.lanes):
-            at = base + t * steps["s"] + first * steps["d"]
+            position = base + t * steps["s"] + first * steps["d"]
             valid = self.value_width - first
             inside = column_mask(valid, self.lanes) if valid < self.lanes else None
-            value = self.load(self.v.buffer, at, inside, steps["d"])
+            value = self.load(self.v.buffer, position, inside, steps["d"])
             moves.append(
                 self.store(self.packed_values, t * self.packed_value_columns + first, value)
             )
@@ -297,14 +297,14 @@ class AttentionKernel(VectorMemory):
     def _load_bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
                    mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
         assert self.bias is not None
-        at: PrimExpr = const(0)
+        position: PrimExpr = const(0)
         for index, dim in zip((b, h, row), self.bias.shape, strict=False):
-            at = at * dim if is_const(dim, 1) else at * dim + index
+            position = position * dim if is_const(dim, 1) else position * dim + index
         last = self.bias.shape[3]
         # A bias that all keys share is one element: a vector load would read its neighbours.
         if is_const(last, 1) and not is_const(self.keys, 1):
-            return self.broadcast_scalar(self.bias[simplify(at)])
-        return self.load(self.bias, simplify(at * last + key), mask)
+            return self.broadcast_scalar(self.bias[simplify(position)])
+        return self.load(self.bias, simplify(position * last + key), mask)
 
     def emit_scores(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
         """Emit the scores of a tile of rows, up to the last key that its last row attends to."""
@@ -343,9 +343,9 @@ class AttentionKernel(VectorMemory):
 
         def store_score(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             """Scale and mask a score, and store it in the rows' scores."""
-            at = key + column
-            masked = self.finish_score(b, h, first + i, at, value, is_last)
-            return self.store(self.scores, i * self.stride + at, masked)
+            position = key + column
+            masked = self.finish_score(b, h, first + i, position, value, is_last)
+            return self.store(self.scores, i * self.stride + position, masked)
 
         prefetch = self._prefetch_step(
             self.packed_keys, const(shape.num_columns), shape.num_columns
@@ -362,8 +362,11 @@ class AttentionKernel(VectorMemory):
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
-            at = origin + (k + self.tiling.prefetch_distance) * step
-            return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
+            position = origin + (k + self.tiling.prefetch_distance) * step
+            return [
+                Prefetch(panel, (simplify(position + n),), 3)
+                for n in range(0, row, CACHE_LINE_F32S)
+            ]
 
         return emit_prefetches
 

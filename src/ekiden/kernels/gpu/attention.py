@@ -207,10 +207,10 @@ class _GpuAttentionKernel:
             value: Gives the element of a line and a column.
         """
         round_index, threads, count = Var("turn"), self.rows * self.lanes, lines * width
-        at = round_index * threads + self.thread
-        line, column = at // width, at % width
+        position = round_index * threads + self.thread
+        line, column = position // width, position % width
         store = BufferStore(to, value(line, column), (line * pitch + column,))
-        guarded = store if count % threads == 0 else IfThenElse(at < count, store)
+        guarded = store if count % threads == 0 else IfThenElse(position < count, store)
         return serial_loop(round_index, -(-count // threads), guarded)
 
     def emit_prologue(self) -> Stmt:
@@ -310,7 +310,7 @@ class _GpuAttentionKernel:
                 self.load_shared(self.shared_k, line, self.depth + 1, d),
             )
             more = self.store_local(self.dot, self.load_local(self.dot) + pair[0] * pair[1])
-            at, score = self.row * (self.tile + 1) + line, self.finish_score(begin + line)
+            position, score = self.row * (self.tile + 1) + line, self.finish_score(begin + line)
             # A query's keys belong to one warp segment, so the maximum is found by shuffles,
             # without shared memory.
             if self.by_warps:
@@ -320,7 +320,7 @@ class _GpuAttentionKernel:
                 )
                 store_score = seq(BufferStore(self.own_scores, score, (key_index,)), larger)
             else:
-                store_score = BufferStore(self.shared_probabilities, score, (at,))
+                store_score = BufferStore(self.shared_probabilities, score, (position,))
             return seq(
                 self.store_local(self.dot, const(0.0, F32_DTYPE)),
                 serial_loop(d, self.depth, more),

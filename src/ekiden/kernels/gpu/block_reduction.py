@@ -163,10 +163,10 @@ class ThreadGroup:
             )
             joined = BufferStore(thread_values, combine(near[0], thread_values[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
-        total_source, at = (sums, warps - 1) if warps > 1 else (thread_values, WARP_SIZE - 1)
+        total_source, position = (sums, warps - 1) if warps > 1 else (thread_values, WARP_SIZE - 1)
         statements.append(
             BufferStore(
-                sums, emit_shuffles([total_source], SHUFFLE_BROADCAST, at, WARP_SIZE)[0], zero
+                sums, emit_shuffles([total_source], SHUFFLE_BROADCAST, position, WARP_SIZE)[0], zero
             )
         )
         if warps > 1:

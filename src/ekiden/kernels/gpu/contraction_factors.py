@@ -41,8 +41,8 @@ class ContractionFactors:
 
     def axis_values(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
         """Return the axis values of a flat index."""
-        at = unravel_index(number, [self.extents[v] for v in axes]) if axes else []
-        return dict(zip(axes, at, strict=True))
+        position = unravel_index(number, [self.extents[v] for v in axes]) if axes else []
+        return dict(zip(axes, position, strict=True))
 
 
 def match_contraction(anchor: Tensor) -> ContractionFactors | None:

@@ -106,9 +106,9 @@ def _emit_launch(
         return _bind_loops_to_threads(create_stage_nest(op, group, buffers), target)
     index, extents = Var("index"), [a.extent for a in op.axis]
     count = product_of_dims(extents)
-    at = dict(zip((a.var for a in op.axis), unravel_index(index, extents), strict=True))
+    indices = dict(zip((a.var for a in op.axis), unravel_index(index, extents), strict=True))
     return emit_launch(
-        index, count, threads_per_block(count, target), substitute_statement(row, at)
+        index, count, threads_per_block(count, target), substitute_statement(row, indices)
     )
 
 

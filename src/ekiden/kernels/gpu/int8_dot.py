@@ -92,18 +92,18 @@ class KWordPacker:
     def load_byte(self, value: PrimExpr, number: int) -> PrimExpr:
         """Load a byte of a factor's word, zero-extended; 0 past the last k."""
         step = self.word * DOT_WORD_BYTES + number
-        at: dict[Var, PrimExpr] = (
+        indices: dict[Var, PrimExpr] = (
             {self.axes[-1]: step} if self.is_exact else self._values_at_step(step)
         )
         # Through uint8: a sign extension would set bits of the word's other bytes.
-        byte = cast(cast(substitute(value, at), "uint8"), "uint32")
+        byte = cast(cast(substitute(value, indices), "uint8"), "uint32")
         if self.is_exact or number == 0 or is_const(simplify(self.depth % DOT_WORD_BYTES), 0):
             return byte
         return if_then_else(step < self.depth, byte, const(0, "uint32"))
 
     def _values_at_step(self, step: PrimExpr) -> dict[Var, PrimExpr]:
-        at = unravel_index(step, [r.extent for r in self.axes])
-        return dict(zip(self.axes, at, strict=True))
+        position = unravel_index(step, [r.extent for r in self.axes])
+        return dict(zip(self.axes, position, strict=True))
 
     def pack_word(self, value: PrimExpr) -> PrimExpr:
         """Pack four bytes of a factor into a little-endian word."""
@@ -188,11 +188,11 @@ class Int8DotKernel(TiledMatmulKernel):
 
     def emit_product(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Emit the dot product of two words, added to an accumulator."""
-        at, op = (const(number),), dot_feature(*self.factor_dtypes)
-        total = BufferLoad(self.sums, at, self.dtype)
+        indices, op = (const(number),), dot_feature(*self.factor_dtypes)
+        total = BufferLoad(self.sums, indices, self.dtype)
         # The mixed instruction takes the unsigned operand first.
         x, y = (y, x) if self.factor_dtypes == ("int8", "uint8") else (x, y)
-        return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
+        return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), indices)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
         """Build the PrimFunc."""

@@ -120,8 +120,8 @@ class ReductionGroup:
                 is_sum = isinstance(e, ProducerLoad) and e.producer is self.anchor
                 return value if is_sum else e
 
-            at = {a.var: p for a, p in zip(op.axis, coordinates, strict=True)}
-            result = self.lower_at(rewrite(body, substitute_reduction), at)
+            indices = {a.var: p for a, p in zip(op.axis, coordinates, strict=True)}
+            result = self.lower_at(rewrite(body, substitute_reduction), indices)
         buffer = self.params.buffers[self.output]
         return BufferStore(buffer, result, tuple(coordinates))
 

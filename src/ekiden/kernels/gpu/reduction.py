@@ -188,8 +188,8 @@ class _VectorReduction:
     def emit_store_lanes(self, chain: int, value: LaneValue) -> Stmt:
         """Emit the store of a value to each lane of a chain's accumulator."""
         lane = Var("lane")
-        at = (const(chain * self.lanes) + lane,)
-        store = BufferStore(self.chain_sums, value(lane, at), at)
+        indices = (const(chain * self.lanes) + lane,)
+        store = BufferStore(self.chain_sums, value(lane, indices), indices)
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, store)
 
     def source_at(self, last: PrimExpr) -> PrimExpr:

@@ -428,8 +428,8 @@ class _RowEmitter:
 def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     """Emit the rows, one thread per row."""
     index, rows = Var("index"), row.shape.rows
-    at, count = unravel_index(index, rows), simplify(product_of_dims(rows))
-    body = seq(*(row.emit_serial(group, at) for group in row.run))
+    position, count = unravel_index(index, rows), simplify(product_of_dims(rows))
+    body = seq(*(row.emit_serial(group, position) for group in row.run))
     body = wrap_in_allocations(inside.visit(body), inside.buffers("local"))
     return emit_launch(
         index, count, min(threads_per_block(count, row.target), ROW_LOOP_THREADS_PER_BLOCK), body
@@ -439,17 +439,17 @@ def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
 def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     """Emit the rows, one block per row."""
     block, rows, thread_group = Var("block"), row.shape.rows, row.thread_group
-    at, shared_buffers = unravel_index(block, rows), inside.buffers("shared")
+    position, shared_buffers = unravel_index(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []
     for group in row.run:
         is_private = all(inside.is_private(row.buffers.buffers[t]) for t in group)
         if isinstance(_compute_op(group).body[0], Reduce) and row.has_single_element(group):
-            stmt, scratch = row.emit_block_reduction(group, at, is_private)
+            stmt, scratch = row.emit_block_reduction(group, position, is_private)
             shared_buffers = [*shared_buffers, *scratch]
         elif is_private:
-            stmt = row.emit_replicated(group, at)
+            stmt = row.emit_replicated(group, position)
         else:
-            stmt = row.emit_strided(group, at)
+            stmt = row.emit_strided(group, position)
         # A private result needs no barrier: each thread reads what it has written itself.
         statements += [stmt] if is_private else [stmt, STORAGE_SYNC]
     # The last statement is a barrier that nothing follows: a run ends with a shared result.

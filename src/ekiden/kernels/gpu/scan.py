@@ -60,13 +60,13 @@ def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, thread_group: Thread
     extent, zero = out.shape[scan.axis], (const(0),)
     outer_extents = [d for n, d in enumerate(out.shape) if n != scan.axis]
     block, iteration = Var("block"), Var("turn")
-    at, number = (
+    position, number = (
         unravel_index(block, outer_extents),
         iteration * thread_group.threads + thread_group.thread,
     )
 
     def full_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
-        return (*at[: scan.axis], index, *at[scan.axis :])
+        return (*position[: scan.axis], index, *position[scan.axis :])
 
     own, carried = (Buffer(n, (const(1),), out.dtype, "local") for n in ("own", "carried"))
     inside = number < extent

@@ -61,8 +61,8 @@ class RegisterOperands:
             else range(0, len(self.indices), tile.read_width)
         )
         for n in lines:
-            at = tile.element_index(self.indices[n], first + step) + lane
-            value = BufferLoad(tile.buffer, (at,), tile.value.dtype)
+            position = tile.element_index(self.indices[n], first + step) + lane
+            value = BufferLoad(tile.buffer, (position,), tile.value.dtype)
             to = const(n * tile.read_width if tile.is_k_contiguous else n) + lane
             load = BufferStore(self.registers, value, (to,))
             loads.append(vector_loop(lane, tile.read_width, load))
@@ -74,8 +74,8 @@ class RegisterOperands:
         if self.registers is None:
             return [tile.load(number, first + step) for number in self.indices]
         stride = tile.read_width if tile.is_k_contiguous else 1
-        at = [
+        indices = [
             n * stride + (step % stride if tile.is_k_contiguous else 0)
             for n in range(len(self.indices))
         ]
-        return [BufferLoad(self.registers, (const(n),), tile.value.dtype) for n in at]
+        return [BufferLoad(self.registers, (const(n),), tile.value.dtype) for n in indices]

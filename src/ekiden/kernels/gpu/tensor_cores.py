@@ -222,8 +222,8 @@ class TensorCoreKernel(TiledMatmulKernel):
         stored: list[Stmt] = []
         for i in range(self.rows):
             for j in range(self.columns):
-                at = self.tile_row(i) * self.pitch + self.tile_column(j)
-                address = BufferAddress(self.shared_sums, (at,), access="w")
+                position = self.tile_row(i) * self.pitch + self.tile_column(j)
+                address = BufferAddress(self.shared_sums, (position,), access="w")
                 number, row = i * self.columns + j, StringImm("row_major")
                 target_args = (address, const(self.pitch), row)
                 stored.append(
@@ -232,13 +232,13 @@ class TensorCoreKernel(TiledMatmulKernel):
                     )
                 )
         round_index, lane = Var("turn"), Var("lane")
-        at = round_index * self.threads + self.thread
+        position = round_index * self.threads + self.thread
         line, count = (
             self.tile_n // self.adjacent_columns,
             self.tile_m * self.tile_n // self.adjacent_columns,
         )
-        store = self.emit_result(at // line, at % line * self.adjacent_columns, lane)
-        store = store if count % self.threads == 0 else IfThenElse(at < count, store)
+        store = self.emit_result(position // line, position % line * self.adjacent_columns, lane)
+        store = store if count % self.threads == 0 else IfThenElse(position < count, store)
         # The layout of fragments in registers is opaque: results go through shared memory.
         return seq(
             *stored, STORAGE_SYNC, serial_loop(round_index, -(-count // self.threads), store)
@@ -250,10 +250,10 @@ class TensorCoreKernel(TiledMatmulKernel):
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
         m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
-        at = f.axis_values(f.rows, m) | f.axis_values(f.columns, n + by)
-        at |= f.axis_values(f.batch, self.block_z)
+        position = f.axis_values(f.rows, m) | f.axis_values(f.columns, n + by)
+        position |= f.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.shared_sums, (row * self.pitch + column + by,), self.dtype)
-        store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
+        store = self.group.emit_store([position[a.var] for a in anchor.axis], value)
         store = (
             vector_loop(lane, self.adjacent_columns, store) if self.adjacent_columns > 1 else store
         )

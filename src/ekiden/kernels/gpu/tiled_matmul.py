@@ -272,12 +272,12 @@ class TiledMatmulKernel:
     ) -> PrimExpr:
         """Return a factor at a flat index of its axes and values of k."""
         assert isinstance(k, dict)
-        at = (
+        position = (
             self.factors.axis_values(axes, number)
             | self.factors.axis_values(self.factors.batch, self.block_z)
             | k
         )
-        return self.group.lower_at(value, at)
+        return self.group.lower_at(value, position)
 
     def emit_prologue(self) -> Stmt:
         """Emit the zero initialisation of the accumulators."""
@@ -299,8 +299,8 @@ class TiledMatmulKernel:
 
     def emit_product(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Emit the product of two elements, added to an accumulator."""
-        at = (const(number),)
-        return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + x * y, at)
+        indices = (const(number),)
+        return BufferStore(self.sums, BufferLoad(self.sums, indices, self.dtype) + x * y, indices)
 
     def emit_unshared_nest(self) -> Stmt:
         """Emit a loop nest in which each thread reads global memory; indices past the last row and
@@ -312,8 +312,8 @@ class TiledMatmulKernel:
         # Clamped reads are always valid; only the stores need a guard.
         rows = [minimum(self.global_row(i), self.m - 1) for i in range(self.rows)]
         columns = [minimum(self.global_column(j), self.n - 1) for j in range(self.columns)]
-        a = [self.factor_at(f.a, f.rows, at, names) for at in rows]
-        b = [self.factor_at(f.b, f.columns, at, names) for at in columns]
+        a = [self.factor_at(f.a, f.rows, position, names) for position in rows]
+        b = [self.factor_at(f.b, f.columns, position, names) for position in columns]
         return reduction_loops(axes, names, self.emit_step(a, b))
 
     def create_shared_tile(
@@ -356,12 +356,12 @@ class TiledMatmulKernel:
         """Return the flat index, the first k, and the row or column of the element that a thread
         loads in a round.
         """
-        at = round_index * self.threads + self.thread
+        position = round_index * self.threads + self.thread
         if tile.is_k_contiguous:
             line = self.depth // tile.load_width
-            return at, at % line * tile.load_width, at // line
+            return position, position % line * tile.load_width, position // line
         line = tile.num_lines // tile.load_width
-        return at, at // line, at % line * tile.load_width
+        return position, position // line, position % line * tile.load_width
 
     def num_load_rounds(self, tile: SharedTile) -> int:
         """Return the number of loads per thread and block of k."""
@@ -379,7 +379,7 @@ class TiledMatmulKernel:
         """Emit a round's global load, passed to `put`; elements outside the factor are 0."""
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
-        at, step, number = self.element_of_round(tile, round_index)
+        position, step, number = self.element_of_round(tile, round_index)
         k, line_index = block * self.depth + step, side.first + number
         # Zeros behind the end add nothing to the sums, so the products need no guard.
         inside = logical_and(k < simplify(product_of_dims(extents)), line_index < side.extent)
@@ -391,9 +391,9 @@ class TiledMatmulKernel:
             const(0, tile.value.dtype),
         )
         if tile.load_width == 1:
-            return self.guard_round(tile, at, put(by, if_then_else(inside, value, zero)))
+            return self.guard_round(tile, position, put(by, if_then_else(inside, value, zero)))
         sides = [vector_loop(lane, tile.load_width, put(lane, v)) for v in (value, zero)]
-        return self.guard_round(tile, at, IfThenElse(inside, *sides))
+        return self.guard_round(tile, position, IfThenElse(inside, *sides))
 
     def emit_load_block(
         self, tile: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr
@@ -465,13 +465,13 @@ class TiledMatmulKernel:
         first: PrimExpr,
     ) -> Stmt:
         """Emit the store of one round's staged registers to shared memory."""
-        at, step, number = self.element_of_round(tile, round_index)
+        position, step, number = self.element_of_round(tile, round_index)
         lane = Var("lane")
         by: PrimExpr = lane if tile.load_width > 1 else const(0)
         value = BufferLoad(staging, (first + by,), tile.value.dtype)
         body: Stmt = BufferStore(tile.buffer, value, (tile.element_index(number, step) + by,))
         body = vector_loop(lane, tile.load_width, body) if tile.load_width > 1 else body
-        return self.guard_round(tile, at, body)
+        return self.guard_round(tile, position, body)
 
     def tile_extents(self) -> tuple[TileExtent, TileExtent]:
         """Return the first row and column of a block's tiles, with the extents of their axes."""
@@ -602,12 +602,12 @@ class TiledMatmulKernel:
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.adjacent_columns > 1 else const(0)
-        at = self.factors.axis_values(f.rows, self.global_row(i)) | self.factors.axis_values(
+        position = self.factors.axis_values(f.rows, self.global_row(i)) | self.factors.axis_values(
             f.columns, self.global_column(j) + by
         )
-        at |= self.factors.axis_values(f.batch, self.block_z)
+        position |= self.factors.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
-        store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
+        store = self.group.emit_store([position[a.var] for a in anchor.axis], value)
         if self.adjacent_columns > 1:
             store = vector_loop(lane, self.adjacent_columns, store)
         # Widths of stores divide the number of columns: the first column decides for all of them.

@@ -79,8 +79,8 @@ class VectorAxes:
             # sums.
             while adds and count > 1 and not is_const(simplify(size % count), 0):
                 count //= 2
-            at = unravel_index(step, extents)
-            positions = {i.var: value for i, value in zip(axes[first:], at, strict=True)}
+            position = unravel_index(step, extents)
+            positions = {i.var: value for i, value in zip(axes[first:], position, strict=True)}
             is_near = are_contiguous(loads, positions, step) and are_contiguous(
                 stores, positions, step, 1
             )
@@ -137,7 +137,7 @@ def are_contiguous(
     """
     return all(
         isinstance(d, IntImm) and 0 <= d.value <= limit
-        for d in (access_stride(b.shape, at, positions, step) for b, at in accesses)
+        for d in (access_stride(b.shape, position, positions, step) for b, position in accesses)
     )
 
 
@@ -225,7 +225,7 @@ def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes |
     if any(isinstance(e, Intrinsic) and find_intrinsic(e.op).has_effects for e in nodes):
         return None
     loads, stores = collect_accesses(body)
-    accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]
+    accesses = [(buffer.shape, position) for buffer, position in (*loads, *stores)]
     limit = max_access_width(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
     total = simplify(product_of_dims([i.extent for i in axes])) if axes else const(1)
     conditions = _guard_conditions(body.value)
@@ -268,10 +268,10 @@ def access_width(
         # No vector may cross the end of the axes.
         if lanes > limit or not is_const(simplify(size % lanes), 0):
             continue
-        at = dict(zip(axes, unravel_index(first * lanes + lane, extents), strict=True))
+        indices = dict(zip(axes, unravel_index(first * lanes + lane, extents), strict=True))
         # A condition that depends on the lane would guard part of a vector.
-        is_same = all(lane not in free_vars(simplify(substitute(c, at))) for c in conditions)
-        if is_same and all(_is_contiguous(access, at, lane, lanes) for access in accesses):
+        is_same = all(lane not in free_vars(simplify(substitute(c, indices))) for c in conditions)
+        if is_same and all(_is_contiguous(access, indices, lane, lanes) for access in accesses):
             return lanes
     return 1
 

@@ -166,14 +166,16 @@ class VectorMatmulKernel:
     def row_index(self, i: int) -> PrimExpr:
         """Return row i of this thread, clamped to the last row."""
         size = known_extent(self.m)
-        at = tile_start(self.block_m, self.rows, self.m) + i
-        return at if size is not None and size >= self.rows else minimum(at, self.m - 1)
+        position = tile_start(self.block_m, self.rows, self.m) + i
+        return position if size is not None and size >= self.rows else minimum(position, self.m - 1)
 
     def column_index(self, j: int) -> PrimExpr:
         """Return column j of this thread, clamped to the last column."""
         size = known_extent(self.n)
-        at = tile_start(self.block_n, self.width, self.n) + j
-        return at if size is not None and size >= self.width else minimum(at, self.n - 1)
+        position = tile_start(self.block_n, self.width, self.n) + j
+        return (
+            position if size is not None and size >= self.width else minimum(position, self.n - 1)
+        )
 
     def outer_axis_values(self) -> dict[Var, PrimExpr]:
         """Return the values of the axes that tiles do not cover."""
@@ -211,8 +213,8 @@ class VectorMatmulKernel:
 
     def emit_accumulate(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
         """Emit the addition of a product to an accumulator."""
-        at = (self.sum_at(number, lane),)
-        return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
+        indices = (self.sum_at(number, lane),)
+        return BufferStore(self.sums, BufferLoad(self.sums, indices, self.dtype) + value, indices)
 
     def emit_prologue(self) -> Stmt:
         """Emit the zero initialisation of the accumulators."""
@@ -233,9 +235,9 @@ class VectorMatmulKernel:
     def emit_depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
         """Emit a step of k with vectors along k of both rows and columns."""
         lane = Var("lane")
-        at = dict(k) | {axis: k[axis] + lane}
-        b = [self.factor_b(self.column_index(j), at) for j in range(self.columns)]
-        return self.lane_loop(lane, self.emit_products(lane, b, at))
+        indices = dict(k) | {axis: k[axis] + lane}
+        b = [self.factor_b(self.column_index(j), indices) for j in range(self.columns)]
+        return self.lane_loop(lane, self.emit_products(lane, b, indices))
 
     def emit_products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
         """Emit the multiply-adds of all accumulators: column operands stay in registers, row
@@ -256,10 +258,10 @@ class VectorMatmulKernel:
         """Emit the scalar products of the remainder of k after the last full vector."""
         stores: list[Stmt] = []
         for i, j, number in self.sum_indices():
-            at = (const(number),)
+            indices = (const(number),)
             value = self.factor_a(i, k) * self.factor_b(self.column_index(j), k)
-            old = BufferLoad(self.remainder_sums, at, self.dtype)
-            stores.append(BufferStore(self.remainder_sums, old + value, at))
+            old = BufferLoad(self.remainder_sums, indices, self.dtype)
+            stores.append(BufferStore(self.remainder_sums, old + value, indices))
         return seq(*stores)
 
     def emit_k_nest(self) -> Stmt:
@@ -273,8 +275,8 @@ class VectorMatmulKernel:
         else:
             block = Var(last.name)
             num_vectors = simplify(last.extent // self.lanes)
-            at = k | {last: block * self.lanes}
-            body = serial_loop(block, num_vectors, self.emit_depth_step(at, last))
+            position = k | {last: block * self.lanes}
+            body = serial_loop(block, num_vectors, self.emit_depth_step(position, last))
             step = Var(last.name)
             remainder = simplify(last.extent - num_vectors * self.lanes)
             scalar_step = self.emit_remainder_step(k | {last: num_vectors * self.lanes + step})
@@ -293,20 +295,20 @@ class VectorMatmulKernel:
                 column = self.column_index(0) + j * self.lanes + lane
                 stores.append(self.lane_loop(lane, self.emit_result(i, column, value)))
             else:
-                at = BufferLoad(self.remainder_sums, (const(number),), self.dtype)
-                stores.append(self.emit_result(i, self.column_index(j), at))
+                position = BufferLoad(self.remainder_sums, (const(number),), self.dtype)
+                stores.append(self.emit_result(i, self.column_index(j), position))
         return seq(*stores)
 
     def emit_result(self, i: int, column: PrimExpr, value: PrimExpr) -> Stmt:
         """Emit the store of an element of the output."""
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
-        at = (
+        position = (
             f.axis_values(f.rows, self.row_index(i))
             | f.axis_values(self.tiled_axes, column)
             | self.outer_axis_values()
         )
-        return self.group.emit_store([at[a.var] for a in anchor.axis], value)
+        return self.group.emit_store([position[a.var] for a in anchor.axis], value)
 
     def emit_lane_reduction(self) -> Stmt:
         """Emit the horizontal sum of every accumulator."""
@@ -315,10 +317,10 @@ class VectorMatmulKernel:
             # Lanes are summed once, after all of k: a horizontal sum takes several instructions.
             index = ramp(self.sum_at(number, const(0)), 1, self.lanes)
             lanes = BufferLoad(self.sums, (index,), f"{self.dtype}x{self.lanes}")
-            at = (const(number),)
+            indices = (const(number),)
             total = VectorReduce(lanes, "sum", self.dtype)
-            old = BufferLoad(self.remainder_sums, at, self.dtype)
-            stores.append(BufferStore(self.remainder_sums, old + total, at))
+            old = BufferLoad(self.remainder_sums, indices, self.dtype)
+            stores.append(BufferStore(self.remainder_sums, old + total, indices))
         return seq(*stores)
 
     def build(self, name: str) -> PrimFunc:
@@ -359,8 +361,8 @@ class VectorMatmulKernel:
         if self.band:
             bands = simplify((self.num_row_tiles + (self.band - 1)) // self.band)
         around = Var("around")
-        at = {self.block: around // bands, self.number: around % bands}
-        body = thread_loop(Var("thread"), 1, "threadIdx.x", substitute(body, at))
+        indices = {self.block: around // bands, self.number: around % bands}
+        body = thread_loop(Var("thread"), 1, "threadIdx.x", substitute(body, indices))
         outside = simplify(self.factors.num_elements(self.factors.batch) * self.lines * bands)
         if tile_index is not None:
             body = thread_loop(tile_index, self.band or self.num_row_tiles, "blockIdx.x", body)
@@ -389,13 +391,13 @@ def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
     Axes behind it are complete in a chunk. All chunks have the same number of values if they can.
     """
     inner = 1
-    for at in reversed(range(len(axes))):
-        size = known_extent(axes[at].extent)
-        if at == 0 or size is None or size * inner > steps:
+    for position in reversed(range(len(axes))):
+        size = known_extent(axes[position].extent)
+        if position == 0 or size is None or size * inner > steps:
             limit = max(1, steps // inner)
             # Equal chunks: a short last one would pay the traffic of sums for little work.
             num_chunks = -(-(size or 1) // limit)
-            return at, limit if size is None else max(1, -(-size // num_chunks))
+            return position, limit if size is None else max(1, -(-size // num_chunks))
         inner *= size
     return 0, 1
 
@@ -506,11 +508,11 @@ class PackedPanelKernel(VectorMatmulKernel):
                 "and a 'band' that is not 0"
             )
         axes = ordered_reduce_axes(self.factors)
-        at, self.max_chunk_steps = split_k_axis(axes, decision.int_value("panel"))
+        position, self.max_chunk_steps = split_k_axis(axes, decision.int_value("panel"))
         self.axes_before_split, self.split_axis, self.axes_after_split = (
-            axes[:at],
-            axes[at],
-            axes[at + 1 :],
+            axes[:position],
+            axes[position],
+            axes[position + 1 :],
         )
         self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.axes_before_split}
         self.chunk_index, self.tile = Var("part"), Var("tile")
@@ -551,9 +553,9 @@ class PackedPanelKernel(VectorMatmulKernel):
         stores: list[Stmt] = []
         for j in range(self.columns):
             lane = Var("lane")
-            at = const(j * self.lanes) + lane
-            value = self.factor_b(self.column_index(0) + at, k)
-            store = BufferStore(self.panel, value, (number * self.width + at,))
+            position = const(j * self.lanes) + lane
+            value = self.factor_b(self.column_index(0) + position, k)
+            store = BufferStore(self.panel, value, (number * self.width + position,))
             stores.append(self.lane_loop(lane, store))
         return seq(*stores)
 
@@ -561,17 +563,19 @@ class PackedPanelKernel(VectorMatmulKernel):
         """Emit the multiply-adds of a panel row with the row operands."""
         lane = Var("lane")
         panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
-        b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
+        b = [BufferLoad(self.panel, (position,), self.panel.dtype) for position in panel_indices]
         return self.lane_loop(lane, self.emit_products(lane, b, k))
 
     def emit_copy_accumulators(self, to: Buffer, source: Buffer) -> Stmt:
         """Emit the copy of the tile's accumulators between registers and thread-local memory."""
         begin = {self.sums: const(0), self.band_sums: self.tile * self.tile_elements}
         stores: list[Stmt] = []
-        for at in range(0, self.tile_elements, self.lanes):
+        for position in range(0, self.tile_elements, self.lanes):
             lane = Var("lane")
-            value = BufferLoad(source, (begin[source] + at + lane,), self.dtype)
-            stores.append(self.lane_loop(lane, BufferStore(to, value, (begin[to] + at + lane,))))
+            value = BufferLoad(source, (begin[source] + position + lane,), self.dtype)
+            stores.append(
+                self.lane_loop(lane, BufferStore(to, value, (begin[to] + position + lane,)))
+            )
         return seq(*stores)
 
     def emit_band_loop(self, *stmts: Stmt) -> Stmt:

@@ -177,7 +177,7 @@ def _is_float(expr: RelayExpr) -> bool:
 def _number_convolutions(order: Sequence[RelayExpr]) -> dict[RelayExpr, int]:
     """Number the conv2d calls in evaluation order."""
     convolutions = [e for e in order if isinstance(e, Call) and e.op == Op.get("nn.conv2d")]
-    return {conv: at for at, conv in enumerate(convolutions)}
+    return {conv: index for index, conv in enumerate(convolutions)}
 
 
 def _values_reaching_contractions(

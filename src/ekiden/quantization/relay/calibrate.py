@@ -62,8 +62,8 @@ def collect_float_values(
     assert isinstance(main, Function)
     calls = [call for call in quantize_calls(main) if _annotate_kind(call) != QAnnotateKind.WEIGHT]
     step = len(calls) if chunk == -1 else chunk
-    for at in range(0, len(calls), max(step, 1)):
-        some = calls[at : at + step]
+    for position in range(0, len(calls), max(step, 1)):
+        some = calls[position : position + step]
         body = rewrite_graph(
             Tuple(tuple(quantize_call.args[0] for quantize_call in some)), _strip_simulated_quantize
         )
@@ -91,11 +91,11 @@ def calibrate_input_ranges(
         ends = [(np.inf, -np.inf)] * len(calls)
         for sample in data:
             values = run(sample)
-            for at, value in enumerate(values):
+            for index, value in enumerate(values):
                 if not np.isfinite(value).all():
                     raise InputError("relay.quantize: the data give values that are not finite")
                 low, high = float(value.min()), float(value.max())
-                ends[at] = min(low, ends[at][0]), max(high, ends[at][1])
+                ends[index] = min(low, ends[index][0]), max(high, ends[index][1])
         histograms = [Histogram(*bounds) for bounds in ends]
         for sample in data:
             for histogram, value in zip(histograms, run(sample), strict=True):

@@ -44,8 +44,8 @@ def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
         TypeInferenceError: A component, which is named, has another kind than it must have.
     """
     kinds: dict[Type, TypeKind] = {}
-    for at in type_post_order(t):
-        kinds[at] = _infer_kind(at, kinds, mod)
+    for node in type_post_order(t):
+        kinds[node] = _infer_kind(node, kinds, mod)
     return kinds[t]
 
 

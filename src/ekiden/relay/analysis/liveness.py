@@ -14,7 +14,7 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     first.
     """
     chains = _let_chains(root)
-    chain_position = {let: (chain, at) for chain in chains for at, let in enumerate(chain)}
+    chain_position = {let: (chain, index) for chain in chains for index, let in enumerate(chain)}
     home = {let.var: chain[0] for chain in chains for let in chain}
     # Evaluation backwards, in one walk: the use of a variable that is met first is the last one.
     # The position in a chain is the index of the binding whose value is walked, its length for
@@ -33,9 +33,9 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
         elif expr not in visited:
             visited.add(expr)
             if isinstance(expr, Let):
-                chain, at = chain_position[expr]
-                stack += [expr.value, (chain[0], at), expr.body]
-                if at == len(chain) - 1:
+                chain, index = chain_position[expr]
+                stack += [expr.value, (chain[0], index), expr.body]
+                if index == len(chain) - 1:
                     stack.append((chain[0], len(chain)))
             else:
                 bound = vars_bound_by(expr)
@@ -43,10 +43,10 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     dying_at: dict[Let, tuple[Var, ...]] = {}
     for chain in chains:
         dying: list[list[Var]] = [[] for _ in range(len(chain) + 1)]
-        for at, let in enumerate(chain):
+        for index, let in enumerate(chain):
             # A function that calls itself is not used before its own binding ends.
-            dying[last_use.get(let.var, at)].append(let.var)
-        dying_at.update((let, tuple(dying[at])) for at, let in enumerate(chain))
+            dying[last_use.get(let.var, index)].append(let.var)
+        dying_at.update((let, tuple(dying[index])) for index, let in enumerate(chain))
     return dying_at
 
 

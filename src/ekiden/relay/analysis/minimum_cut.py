@@ -51,10 +51,10 @@ class FlowNetwork:
         """Return the BFS levels of nodes in the residual network."""
         levels, work = {self.SOURCE: 0}, deque([self.SOURCE])
         while work:
-            at = work.popleft()
-            for edge in self._edges[at]:
+            current = work.popleft()
+            for edge in self._edges[current]:
                 if self._residual_capacities[edge] and self._edge_ends[edge] not in levels:
-                    levels[self._edge_ends[edge]] = levels[at] + 1
+                    levels[self._edge_ends[edge]] = levels[current] + 1
                     work.append(self._edge_ends[edge])
         return levels
 
@@ -64,21 +64,23 @@ class FlowNetwork:
         `nexts` has the edge of each node that is to be tried next.
         """
         path: list[int] = []
-        at = self.SOURCE
-        while at != self.SINK:
-            edges = self._edges[at]
-            while nexts[at] < len(edges) and not self._is_admissible(levels, at, edges[nexts[at]]):
-                nexts[at] += 1
-            if nexts[at] < len(edges):
-                path.append(edges[nexts[at]])
-                at = self._edge_ends[path[-1]]
+        current = self.SOURCE
+        while current != self.SINK:
+            edges = self._edges[current]
+            while nexts[current] < len(edges) and not self._is_admissible(
+                levels, current, edges[nexts[current]]
+            ):
+                nexts[current] += 1
+            if nexts[current] < len(edges):
+                path.append(edges[nexts[current]])
+                current = self._edge_ends[path[-1]]
             # No edge of the source leads on: this level graph has no further path.
             elif not path:
                 return False
             else:
                 # A dead end: back to the node before it, whose next edge is tried.
-                at = self._edge_ends[path.pop() ^ 1]
-                nexts[at] += 1
+                current = self._edge_ends[path.pop() ^ 1]
+                nexts[current] += 1
         pushed = min(self._residual_capacities[edge] for edge in path)
         for edge in path:
             self._residual_capacities[edge] -= pushed

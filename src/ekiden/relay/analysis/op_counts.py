@@ -26,10 +26,10 @@ def check_constant(expr: Expr) -> bool:
     """Return whether an expression is a constant or a tuple of constants."""
     work = [expr]
     while work:
-        at = work.pop()
-        if isinstance(at, Tuple):
-            work.extend(at.fields)
-        elif not isinstance(at, Constant):
+        current = work.pop()
+        if isinstance(current, Tuple):
+            work.extend(current.fields)
+        elif not isinstance(current, Constant):
             return False
     return True
 
@@ -48,10 +48,12 @@ def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
     """Return the largest number of calls of the given operators on any path."""
     deepest: dict[Expr, int] = {}
     for root in _root_exprs(expr):
-        for at in post_order(root, into_functions=True):
-            is_layer = isinstance(at, Call) and isinstance(at.op, Op) and at.op.name in valid_ops
-            below = max((deepest[c] for c in children(at)), default=0)
-            deepest[at] = below + is_layer
+        for node in post_order(root, into_functions=True):
+            is_layer = (
+                isinstance(node, Call) and isinstance(node.op, Op) and node.op.name in valid_ops
+            )
+            below = max((deepest[c] for c in children(node)), default=0)
+            deepest[node] = below + is_layer
     return max((deepest[r] for r in _root_exprs(expr)), default=0)
 
 
@@ -88,9 +90,9 @@ def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
 def _primitive_functions(module: IRModule) -> dict[int, Function]:
     by_hash: dict[int, Function] = {}
     for root in _root_exprs(module):
-        for at in post_order(root, into_functions=True):
-            if isinstance(at, Function) and at.attr("Primitive"):
-                by_hash.setdefault(structural_hash(at), at)
+        for node in post_order(root, into_functions=True):
+            if isinstance(node, Function) and node.attr("Primitive"):
+                by_hash.setdefault(structural_hash(node), node)
     return by_hash
 
 

@@ -133,9 +133,9 @@ class _ScopeAssignment:
 
     def is_visible(self, expr: Expr, var: Var) -> bool:
         """Return whether a variable is bound in an enclosing scope of the expression."""
-        at = self.scope_by_expr[expr].first
+        position = self.scope_by_expr[expr].first
         # Scopes are numbered in preorder: those inside another have numbers in its interval.
-        return any(scope.first <= at <= scope.last for scope in self.binders.get(var, ()))
+        return any(scope.first <= position <= scope.last for scope in self.binders.get(var, ()))
 
 
 def find_errors(module: IRModule) -> list[str]:
@@ -235,9 +235,9 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
     `ToBasicBlockNormalForm` establishes this form.
     """
     scoping = _ScopeAssignment(expr)
-    for at in scoping.order:
-        block = scoping.scope_by_expr[at].block
-        in_scope, opened = _subscopes(at)
+    for position in scoping.order:
+        block = scoping.scope_by_expr[position].block
+        in_scope, opened = _subscopes(position)
         for subexpression in in_scope:
             if (
                 not isinstance(subexpression, ATOM_CLASSES)
@@ -246,7 +246,8 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
                 return False
         bodies = [body for _, body in opened if not isinstance(body, ATOM_CLASSES)]
         if any(
-            scoping.scope_by_expr[body].depth <= scoping.scope_by_expr[at].depth for body in bodies
+            scoping.scope_by_expr[body].depth <= scoping.scope_by_expr[position].depth
+            for body in bodies
         ):
             return False
     return True

@@ -151,8 +151,8 @@ class _PatternMatcher:
         path: dict[RelayExpr, None] = {}
         stack = [child]
         while stack:
-            at = stack.pop()
-            inputs = children(at)[1:] if isinstance(at, Call) else children(at)
+            current = stack.pop()
+            inputs = children(current)[1:] if isinstance(current, Call) else children(current)
             if not inputs:
                 return None
             for operand in inputs:

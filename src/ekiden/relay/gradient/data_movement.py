@@ -361,8 +361,8 @@ def _take_gradient(call: Call, grad: Expr) -> Sequence[Expr | None]:
         grad = op.transpose(
             grad, [*range(axis, axis + rank), *range(axis), *range(axis + rank, last)]
         )
-    at = op.expand_dims(_normalize_indices(indices, shape[axis], attrs.mode), 0)
-    summed = op.scatter_nd(zeros, at, grad, "add")
+    axis_index = op.expand_dims(_normalize_indices(indices, shape[axis], attrs.mode), 0)
+    summed = op.scatter_nd(zeros, axis_index, grad, "add")
     if axis:
         summed = op.transpose(summed, [*range(1, axis + 1), 0, *range(axis + 1, len(shape))])
     return [reshape_to(summed, data) if attrs.axis is None else summed, None]

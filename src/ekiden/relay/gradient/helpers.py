@@ -35,11 +35,11 @@ def sum_to_shape(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) 
     target_shape = tensor_type_of(target).shape
     lead = len(shape) - len(target_shape)
     axes = list(range(lead))
-    for at, (small, large) in enumerate(zip(target_shape, shape[lead:], strict=True)):
+    for index, (small, large) in enumerate(zip(target_shape, shape[lead:], strict=True)):
         if is_const(small, 1) and not is_const(large, 1):
-            axes.append(at + lead)
+            axes.append(index + lead)
         elif not prove_equal(small, large):
-            raise ValueError(f"whether dimension {at} was broadcast from {small} to {large}")
+            raise ValueError(f"whether dimension {index} was broadcast from {small} to {large}")
     if axes:
         grad = op.sum(grad, axis=axes, keepdims=True)
     return op.squeeze(grad, axis=list(range(lead))) if lead else grad

@@ -78,10 +78,10 @@ def check_range(
     wrong = np.argwhere((wide < low) | (wide >= high))
     if len(wrong):
         # argwhere is in row-major order: the same element that the kernel reports.
-        at = tuple(int(i) for i in wrong[0])
-        text = check_message_format(subject, len(at), bound)
+        indices = tuple(int(i) for i in wrong[0])
+        text = check_message_format(subject, len(indices), bound)
         # The bound that is shown is the last valid value, not the end of the interval.
-        raise IndexRangeError(text.format(int(wide[at]), *at, *shown, low, high - 1))
+        raise IndexRangeError(text.format(int(wide[indices]), *indices, *shown, low, high - 1))
 
 
 def check_info(subject: str, info: Array, problem: str) -> None:
@@ -90,9 +90,11 @@ def check_info(subject: str, info: Array, problem: str) -> None:
     """
     wrong = np.argwhere(info)
     if len(wrong):
-        at = tuple(int(i) for i in wrong[0])
+        indices = tuple(int(i) for i in wrong[0])
         raise LinAlgError(
-            check_message_format(subject, len(at), "", problem).format(int(info[at]), *at)
+            check_message_format(subject, len(indices), "", problem).format(
+                int(info[indices]), *indices
+            )
         )
 
 

@@ -113,15 +113,20 @@ def _expand_dims_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> D
     data, axis = buffers
     rank, count = len(data.shape), attrs.num_newaxis
     requested_axis = load_scalar(axis, *(0 for _ in axis.shape))
-    at = select_int64(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
+    position = select_int64(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
     dims = []
     # The axis is data: each dimension of the result is selected from all it may be.
     for i in range(rank + count):
         before = data.shape[i] if i < rank else const(1)
         after = data.shape[i - count] if i >= count else const(1)
-        dims.append(select_int64(at > i, before, select_int64(at <= i - count, after, const(1))))
+        dims.append(
+            select_int64(position > i, before, select_int64(position <= i - count, after, const(1)))
+        )
     wrong, shown = "axis is out of range", {"it": requested_axis, "the rank": const(rank)}
-    return dims, [ShapeCheck(at >= 0, wrong, shown), ShapeCheck(at <= rank, wrong, shown)]
+    return dims, [
+        ShapeCheck(position >= 0, wrong, shown),
+        ShapeCheck(position <= rank, wrong, shown),
+    ]
 
 
 def _expand_dims_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
@@ -136,8 +141,10 @@ def _expand_dims_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) ->
 
 def _expand_dims_reference(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
     requested_axis = int(axis.reshape(-1)[0])
-    at = normalize_axis(requested_axis, data.ndim + 1, "expand_dims")
-    return data.reshape(*data.shape[:at], *[1] * attrs.num_newaxis, *data.shape[at:])
+    axis_index = normalize_axis(requested_axis, data.ndim + 1, "expand_dims")
+    return data.reshape(
+        *data.shape[:axis_index], *[1] * attrs.num_newaxis, *data.shape[axis_index:]
+    )
 
 
 declare_dynamic_op(

@@ -42,27 +42,31 @@ class DynTopKAttrs(Attrs):
 
 def _one_hot_type(attrs: DynOneHotAttrs, types: Sequence[TensorType]) -> TensorType:
     shape = types[0].shape
-    at = normalize_axis(attrs.axis, len(shape) + 1, "dyn.one_hot")
-    return TensorType((*shape[:at], AnyDim(), *shape[at:]), attrs.dtype)
+    axis_index = normalize_axis(attrs.axis, len(shape) + 1, "dyn.one_hot")
+    return TensorType((*shape[:axis_index], AnyDim(), *shape[axis_index:]), attrs.dtype)
 
 
 def _one_hot_lower(
     attrs: DynOneHotAttrs, inputs: Sequence[Tensor], out: TensorType
 ) -> list[Tensor]:
-    at = attrs.axis % len(out.shape)
-    return [topi.one_hot(inputs[0], inputs[1], inputs[2], out.shape[at], at, attrs.dtype)]
+    axis_index = attrs.axis % len(out.shape)
+    return [
+        topi.one_hot(
+            inputs[0], inputs[1], inputs[2], out.shape[axis_index], axis_index, attrs.dtype
+        )
+    ]
 
 
 def _one_hot_reference(
     attrs: DynOneHotAttrs, indices: Array, on: Array, off: Array, depth: Array
 ) -> Array:
-    at = attrs.axis % (indices.ndim + 1)
+    axis_index = attrs.axis % (indices.ndim + 1)
     count = int(depth.reshape(-1)[0])
     if count < 0:
         raise InputError(f"run: dyn.one_hot: a dimension of the result is negative; it is {count}")
-    positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - at))
+    positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - axis_index))
     # An index out of range equals no position, and gives `off` everywhere.
-    chosen = np.expand_dims(indices, at).astype(np.int64) == positions
+    chosen = np.expand_dims(indices, axis_index).astype(np.int64) == positions
     return np.where(chosen, on, off).astype(to_numpy(attrs.dtype))
 
 
@@ -81,8 +85,8 @@ declare_dynamic_op(
 
 def _topk_type(attrs: DynTopKAttrs, types: Sequence[TensorType]) -> Type:
     data = types[0]
-    at = normalize_axis(attrs.axis, len(data.shape), "dyn.topk")
-    shape = (*data.shape[:at], AnyDim(), *data.shape[at + 1 :])
+    axis_index = normalize_axis(attrs.axis, len(data.shape), "dyn.topk")
+    shape = (*data.shape[:axis_index], AnyDim(), *data.shape[axis_index + 1 :])
     fields = {"values": TensorType(shape, data.dtype), "indices": TensorType(shape, attrs.dtype)}
     return fields.get(attrs.ret_type) or TupleType(tuple(fields.values()))
 

@@ -90,8 +90,8 @@ class Resize2DAttrs(Attrs):
 def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
     """Return the shape of a resized image."""
     result_shape: list[PrimExpr] = list(shape)
-    for extent, at in zip(size, spatial_axis_indices(layout), strict=True):
-        result_shape[at] = as_dim(extent)
+    for extent, position in zip(size, spatial_axis_indices(layout), strict=True):
+        result_shape[position] = as_dim(extent)
     return tuple(result_shape)
 
 
@@ -194,11 +194,11 @@ def _interpolation_taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple
             if attrs.method == "cubic"
             else 1 - np.abs(distance)
         )
-        at = base + offset
+        position = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
             # Pixels outside of the data count nothing, and the others are scaled to a sum of 1.
-            weight = np.where((at < 0) | (at > size - 1), 0, weight)
-        positions.append(_clamp_index(at, size))
+            weight = np.where((position < 0) | (position > size - 1), 0, weight)
+        positions.append(_clamp_index(position, size))
         weights.append(weight)
     if attrs.method == "cubic" and attrs.cubic_exclude:
         weights = list(np.stack(weights) / np.sum(weights, axis=0))
@@ -213,24 +213,26 @@ def _clamp_index(at: Array, size: int) -> Array:
 def _weighted_sum(data: Array, axis: int, taps: Sequence[tuple[Array, Array]]) -> Array:
     """Return the weighted sum of pixels along an axis."""
     shape = [-1 if n == axis else 1 for n in range(data.ndim)]
-    terms = [np.take(data, at, axis) * weight.reshape(shape) for at, weight in taps]
+    terms = [np.take(data, position, axis) * weight.reshape(shape) for position, weight in taps]
     return np.asarray(sum(terms[1:], terms[0]))
 
 
 def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
     resized = data.astype(np.float64)
-    for i, (extent, at) in enumerate(
+    for i, (extent, position) in enumerate(
         zip(as_ints(attrs.size), spatial_axis_indices(attrs.layout), strict=True)
     ):
-        size = data.shape[at]
+        size = data.shape[position]
         scale = None if attrs.scales is None else attrs.scales[i]
         mode = attrs.coordinate_transformation_mode
         # The region is (y1, x1, y2, x2): one axis has every second number.
         x = _source_coordinates(mode, size, extent, scale, attrs.roi[i::2])
-        resized = _weighted_sum(resized, at, _interpolation_taps(attrs, x, size))
+        resized = _weighted_sum(resized, position, _interpolation_taps(attrs, x, size))
         if mode == "tf_crop_and_resize":
             # Only this mode reads beyond the data on purpose.
-            outside = np.expand_dims(((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - at)))
+            outside = np.expand_dims(
+                ((x < 0) | (x > size - 1)), tuple(range(1, data.ndim - position))
+            )
             resized = np.where(outside, attrs.extrapolation_value, resized)
     dtype = to_numpy(attrs.out_dtype or str(data.dtype))
     return (np.rint(resized) if dtype.kind in "iu" else resized).astype(dtype)
@@ -323,7 +325,7 @@ def _dyn_resize_type(attrs: DynResize2DAttrs, types: Sequence[TensorType]) -> Te
         raise_type_error("dyn.image.resize2d", f"size must be (height, width), got {size.shape}")
     _check_resize_attrs("dyn.image.resize2d", attrs, data)
     axes = spatial_axis_indices(attrs.layout)
-    shape = tuple(AnyDim() if at in axes else d for at, d in enumerate(data.shape))
+    shape = tuple(AnyDim() if index in axes else d for index, d in enumerate(data.shape))
     return TensorType(shape, attrs.out_dtype or data.dtype)
 
 
@@ -428,7 +430,7 @@ def scale_extent(extent: PrimExpr, factor: float) -> PrimExpr:
 
 def upsampling_to_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
     """Return the resize attributes equivalent to an upsampling of the given shape."""
-    rows, columns = (shape[at] for at in spatial_axis_indices(attrs.layout))
+    rows, columns = (shape[position] for position in spatial_axis_indices(attrs.layout))
     corners = "align_corners" if attrs.align_corners else "asymmetric"
     # TVM repeats pixels: pixel i of the result shows floor(i / scale).
     rounding = "floor" if attrs.method == "nearest_neighbor" and not attrs.align_corners else ""

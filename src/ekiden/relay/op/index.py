@@ -78,8 +78,10 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         raise_type_error("take", f"batch_dims must be 0, got {settings.batch_dims}")
     if settings.axis is None:
         return TensorType(indices.shape, data.dtype)
-    at = call_shape_rule("take", normalize_axis, settings.axis, len(data.shape), "take")
-    return TensorType((*data.shape[:at], *indices.shape, *data.shape[at + 1 :]), data.dtype)
+    axis_index = call_shape_rule("take", normalize_axis, settings.axis, len(data.shape), "take")
+    return TensorType(
+        (*data.shape[:axis_index], *indices.shape, *data.shape[axis_index + 1 :]), data.dtype
+    )
 
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
@@ -89,9 +91,9 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     none.
     """
     wide = indices.astype(np.int64)
-    at = 0 if attrs.axis is None else attrs.axis % data.ndim
+    axis_index = 0 if attrs.axis is None else attrs.axis % data.ndim
     sliced = () if attrs.axis is None else data.shape
-    shape = (*sliced[:at], *indices.shape, *sliced[at + 1 :])
+    shape = (*sliced[:axis_index], *indices.shape, *sliced[axis_index + 1 :])
     if 0 in shape:  # nothing is read
         return np.empty(shape, data.dtype)
     if attrs.mode != "raise":
@@ -166,19 +168,19 @@ def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             f"'indices' must have the rank of 'data', got {shape_text(indices.shape)} for"
             f" {shape_text(data.shape)}",
         )
-    at = check_attrs(GatherAttrs, attrs).axis % len(data.shape)
-    call_shape_rule("gather", extent_checks, "gather", indices.shape, data.shape, at)
+    axis_index = check_attrs(GatherAttrs, attrs).axis % len(data.shape)
+    call_shape_rule("gather", extent_checks, "gather", indices.shape, data.shape, axis_index)
     return TensorType(indices.shape, data.dtype)
 
 
 def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
     """Gather along one axis; along the others the indices may cover a prefix of the data."""
-    at = normalize_axis(attrs.axis, data.ndim, "gather")
-    check_indices("gather", indices, data.shape[at], at)
+    axis_index = normalize_axis(attrs.axis, data.ndim, "gather")
+    check_indices("gather", indices, data.shape[axis_index], axis_index)
     # Sparse: an axis of indices for each dimension, which broadcast, not a full grid.
     positions: list[Array] = list(np.indices(indices.shape, sparse=True))
     wide = indices.astype(np.int64)
-    positions[at] = np.where(wide < 0, wide + data.shape[at], wide)
+    positions[axis_index] = np.where(wide < 0, wide + data.shape[axis_index], wide)
     return np.asarray(data[tuple(positions)])
 
 
@@ -322,11 +324,12 @@ def _one_hot_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         raise_type_error(
             "one_hot", f"the values must have dtype {settings.dtype}, got {on_value.dtype}"
         )
-    at = call_shape_rule(
+    axis_index = call_shape_rule(
         "one_hot", normalize_axis, settings.axis, len(indices.shape) + 1, "one_hot"
     )
     return TensorType(
-        (*indices.shape[:at], as_dim(settings.depth), *indices.shape[at:]), settings.dtype
+        (*indices.shape[:axis_index], as_dim(settings.depth), *indices.shape[axis_index:]),
+        settings.dtype,
     )
 
 
@@ -335,9 +338,9 @@ def _one_hot_reference(
 ) -> Array:
     # An index outside of [0, depth) equals no position, so all its values are off.
     (depth,) = as_ints((attrs.depth,))
-    at = normalize_axis(attrs.axis, indices.ndim + 1, "one_hot")
-    positions = np.arange(depth).reshape((depth,) + (1,) * (indices.ndim - at))
-    chosen = np.expand_dims(indices, at).astype(np.int64) == positions
+    axis_index = normalize_axis(attrs.axis, indices.ndim + 1, "one_hot")
+    positions = np.arange(depth).reshape((depth,) + (1,) * (indices.ndim - axis_index))
+    chosen = np.expand_dims(indices, axis_index).astype(np.int64) == positions
     return np.where(chosen, on_value, off_value).astype(to_numpy(attrs.dtype))
 
 

@@ -73,7 +73,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             "concatenate",
             f"ranks must agree, got {', '.join(shape_text(f.shape) for f in fields)}",
         )
-    at = call_shape_rule(
+    axis_index = call_shape_rule(
         "concatenate",
         normalize_axis,
         check_attrs(ConcatenateAttrs, attrs).axis,
@@ -86,10 +86,10 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             # An extent that one tensor knows becomes that of the result.
             shape[i] = (
                 shape[i]
-                if i == at
+                if i == axis_index
                 else unify_dims("concatenate", shape[i], dim, f"extents of axis {i}")
             )
-    shape[at] = _sum_dims([f.shape[at] for f in fields])
+    shape[axis_index] = _sum_dims([f.shape[axis_index] for f in fields])
     return TensorType(tuple(shape), dtype)
 
 
@@ -140,10 +140,10 @@ def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             unify_dims("stack", a, b, f"extents of axis {i}")
             for i, (a, b) in enumerate(zip(shape, field.shape, strict=True))
         ]
-    at = call_shape_rule(
+    axis_index = call_shape_rule(
         "stack", normalize_axis, check_attrs(StackAttrs, attrs).axis, len(shape) + 1, "stack"
     )
-    return TensorType((*shape[:at], as_dim(len(fields)), *shape[at:]), dtype)
+    return TensorType((*shape[:axis_index], as_dim(len(fields)), *shape[axis_index:]), dtype)
 
 
 register_op(
@@ -183,30 +183,41 @@ def _num_sections(attrs: Attrs | None) -> int:
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = check_tensors("split", types, 1)
     settings = check_attrs(SplitAttrs, attrs)
-    at = call_shape_rule("split", normalize_axis, settings.axis, len(data.shape), "split")
-    ranges = call_shape_rule("split", split_ranges, settings.indices_or_sections, data.shape[at])
+    axis_index = call_shape_rule("split", normalize_axis, settings.axis, len(data.shape), "split")
+    ranges = call_shape_rule(
+        "split", split_ranges, settings.indices_or_sections, data.shape[axis_index]
+    )
     return TupleType(
-        tuple(TensorType(replace_dim(data.shape, at, extent), data.dtype) for _, extent in ranges)
+        tuple(
+            TensorType(replace_dim(data.shape, axis_index, extent), data.dtype)
+            for _, extent in ranges
+        )
     )
 
 
 def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
-    at = normalize_axis(attrs.axis, data.ndim, "split")
-    ranges = [as_ints(r) for r in split_ranges(attrs.indices_or_sections, as_dim(data.shape[at]))]
-    return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
+    axis_index = normalize_axis(attrs.axis, data.ndim, "split")
+    ranges = [
+        as_ints(r) for r in split_ranges(attrs.indices_or_sections, as_dim(data.shape[axis_index]))
+    ]
+    return tuple(
+        np.take(data, range(begin, begin + extent), axis=axis_index) for begin, extent in ranges
+    )
 
 
 def _section_ranges(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[SliceRange]]:
-    at = normalize_axis(attrs.axis, len(shape), "split")
+    axis_index = normalize_axis(attrs.axis, len(shape), "split")
     full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
-    ranges = split_ranges(attrs.indices_or_sections, shape[at])
+    ranges = split_ranges(attrs.indices_or_sections, shape[axis_index])
     # Each part reads a box of the argument, with which it may share memory.
-    return [[*full_ranges[:at], (b, 1, n), *full_ranges[at + 1 :]] for b, n in ranges]
+    return [
+        [*full_ranges[:axis_index], (b, 1, n), *full_ranges[axis_index + 1 :]] for b, n in ranges
+    ]
 
 
 def _lower_split(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
-    at = normalize_axis(attrs.axis, inputs[0].ndim, "split")
-    return topi.split(inputs[0], attrs.indices_or_sections, at)
+    axis_index = normalize_axis(attrs.axis, inputs[0].ndim, "split")
+    return topi.split(inputs[0], attrs.indices_or_sections, axis_index)
 
 
 register_op(

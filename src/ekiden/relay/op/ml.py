@@ -24,14 +24,14 @@ def _tree_leaves_reference(
     attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array
 ) -> Array:
     features, limits, children, missing = nodes
-    at = np.broadcast_to(roots, (len(data), len(roots)))
+    position = np.broadcast_to(roots, (len(data), len(roots)))
     # A leaf is its own child: rows that have arrived stay there.
     for _ in range(attrs.depth):
-        value = np.take_along_axis(data, features[at], 1)
+        value = np.take_along_axis(data, features[position], 1)
         # A missing value goes where its node says.
-        yes = (value <= limits[at]) | (np.isnan(value) & (missing[at] != 0))
-        at = np.where(yes, children[at, 0], children[at, 1])
-    return at.astype(np.int32)
+        yes = (value <= limits[position]) | (np.isnan(value) & (missing[position] != 0))
+        position = np.where(yes, children[position, 0], children[position, 1])
+    return position.astype(np.int32)
 
 
 declare_topi_op(

@@ -179,11 +179,11 @@ def _call_lowered_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     for param, arg in zip(kind.arg_types, arg_types, strict=True):
         match_dims(param, arg, flexible, dims)
     # A second pass, as a dimension may be bound by a later argument than the one that disagrees.
-    for at, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
+    for index, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
         wanted_type = substitute_dims(param, dims)
         if not _is_compatible(wanted_type, arg):
             expected = f"{format_type(wanted_type)}, got {format_type(arg)}"
-            raise TypeInferenceError(f"call of @{name}: argument {at}: expected {expected}")
+            raise TypeInferenceError(f"call of @{name}: argument {index}: expected {expected}")
     return substitute_dims(kind.ret_type, dims)
 
 

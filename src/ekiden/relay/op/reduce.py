@@ -241,7 +241,7 @@ def _arg_reduce_relation(name: str) -> TypeRelationFunc:
         (data,) = check_tensors(name, types, 1)
         axes = reduced_axes(name, check_attrs(ArgReduceAttrs, attrs), len(data.shape))
         # Of no elements there is no position to return.
-        minimums = [1 if at in axes else None for at in range(len(data.shape))]
+        minimums = [1 if position in axes else None for position in range(len(data.shape))]
         call_shape_rule(name, require_min_extent, name, "data", data.shape, minimums)
         return result_type
 

@@ -161,18 +161,19 @@ def _insert_position(attrs: ExpandDimsAttrs, rank: int) -> int:
 def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = check_tensors("expand_dims", types, 1)
     settings = check_attrs(ExpandDimsAttrs, attrs)
-    at = call_shape_rule("expand_dims", _insert_position, settings, len(data.shape))
+    position = call_shape_rule("expand_dims", _insert_position, settings, len(data.shape))
     call_shape_rule(
         "expand_dims", require_result_rank, len(data.shape) + settings.num_newaxis, "num_newaxis"
     )
     return TensorType(
-        (*data.shape[:at], *(as_dim(1),) * settings.num_newaxis, *data.shape[at:]), data.dtype
+        (*data.shape[:position], *(as_dim(1),) * settings.num_newaxis, *data.shape[position:]),
+        data.dtype,
     )
 
 
 def _expand_dims_reference(attrs: ExpandDimsAttrs, data: Array) -> Array:
-    at = _insert_position(attrs, data.ndim)
-    return data.reshape(data.shape[:at] + (1,) * attrs.num_newaxis + data.shape[at:])
+    position = _insert_position(attrs, data.ndim)
+    return data.reshape(data.shape[:position] + (1,) * attrs.num_newaxis + data.shape[position:])
 
 
 _declare_reshape_op(
@@ -191,12 +192,14 @@ def _single_axis(value: int | Sequence[int]) -> tuple[int]:
 
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """Insert unit axes before `axis` (counted in the result when negative)."""
-    if (at := constant_value(axis)) is None:
+    if (axis_index := constant_value(axis)) is None:
         assert isinstance(axis, Expr)
         return call_dynamic(
             "expand_dims", data, axis, attrs=dynamic_reshape.DynExpandDimsAttrs(num_newaxis)
         )
-    return call_op("expand_dims", data, attrs=ExpandDimsAttrs(*_single_axis(at), num_newaxis))
+    return call_op(
+        "expand_dims", data, attrs=ExpandDimsAttrs(*_single_axis(axis_index), num_newaxis)
+    )
 
 
 @node("relay.attrs.SqueezeAttrs")

@@ -127,11 +127,11 @@ def _sparse_to_dense_reference(
     dense = np.full(sizes, default, values.dtype)
     if not dense.size or not dense.ndim:  # no place, or no position of it
         return dense
-    at = indices.reshape(-1, dense.ndim)
+    offset = indices.reshape(-1, dense.ndim)
     for n, extent in enumerate(dense.shape):
-        check_indices("sparse_to_dense", at[:, n], extent, n)
+        check_indices("sparse_to_dense", offset[:, n], extent, n)
     # In order: of equal positions the last value stays.
-    for position, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
+    for position, value in zip(offset, np.broadcast_to(values, len(offset)), strict=True):
         dense[tuple(position)] = value
     return dense
 

@@ -94,11 +94,11 @@ def _element_type(name: str, kind: Type) -> TensorType:
 
 
 def _normalize_position(position: object, length: int, is_end: bool = False) -> int:
-    at = int(np.asarray(position))
+    offset = int(np.asarray(position))
     # An insertion may also stand behind the last element.
-    if not -length <= at < length + is_end:
-        raise RunError(f"sequence: position {at} is out of range for {length} elements")
-    return at + length if at < 0 else at
+    if not -length <= offset < length + is_end:
+        raise RunError(f"sequence: position {offset} is out of range for {length} elements")
+    return offset + length if offset < 0 else offset
 
 
 def _at_reference(attrs: Attrs | None, value: object, position: object) -> Array:

@@ -60,10 +60,10 @@ def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
-    for at, (first, stride, extent) in enumerate(normalize_slice(attrs, as_shape(data.shape))):
+    for index, (first, stride, extent) in enumerate(normalize_slice(attrs, as_shape(data.shape))):
         begin, count = as_ints((first, extent))
         # NumPy's slices cannot end before the first element with a negative stride.
-        data = np.take(data, begin + stride * np.arange(count), axis=at)
+        data = np.take(data, begin + stride * np.arange(count), axis=index)
     return data
 
 

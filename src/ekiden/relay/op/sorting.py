@@ -87,8 +87,10 @@ def _searchsorted_reference(attrs: SearchSortedAttrs, rows: Array, values: Array
     side: Literal["left", "right"] = "right" if attrs.right else "left"
     positions = np.empty(values.shape, to_numpy(attrs.dtype))
     # One vector serves all rows of values, several serve one each.
-    for at in np.ndindex(values.shape[:-1]):
-        positions[at] = np.searchsorted(rows if rows.ndim == 1 else rows[at], values[at], side)
+    for position in np.ndindex(values.shape[:-1]):
+        positions[position] = np.searchsorted(
+            rows if rows.ndim == 1 else rows[position], values[position], side
+        )
     return positions
 
 

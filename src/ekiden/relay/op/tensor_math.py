@@ -388,8 +388,8 @@ def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
     """Return the upper (or lower) triangle of matrices from the k-th diagonal on, with zeros
     elsewhere.
     """
-    at = k if isinstance(k, Expr) else const(k, "int32")
-    return call_op("trilu", data, at, attrs=TriluAttrs(upper))
+    position = k if isinstance(k, Expr) else const(k, "int32")
+    return call_op("trilu", data, position, attrs=TriluAttrs(upper))
 
 
 def matrix_set_diag(

@@ -200,11 +200,13 @@ class RepeatAttrs(Attrs):
 def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = check_tensors("repeat", types, 1)
     settings = check_attrs(RepeatAttrs, attrs)
-    at = call_shape_rule("repeat", normalize_axis, settings.axis, len(data.shape), "repeat")
-    size = data.shape[at]
+    axis_index = call_shape_rule("repeat", normalize_axis, settings.axis, len(data.shape), "repeat")
+    size = data.shape[axis_index]
     return TensorType(
         replace_dim(
-            data.shape, at, size if is_unknown_dim(size) else simplify_dim(size * settings.repeats)
+            data.shape,
+            axis_index,
+            size if is_unknown_dim(size) else simplify_dim(size * settings.repeats),
         ),
         data.dtype,
     )

@@ -105,7 +105,7 @@ def _lower_prefix(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
-    return [te.compute(out.shape, lambda *at: data[at], name="prefix", tag="injective")]
+    return [te.compute(out.shape, lambda *indices: data[indices], name="prefix", tag="injective")]
 
 
 def _part_reference(attrs: PrefixAttrs, data: Array) -> Array:
@@ -118,7 +118,11 @@ def _lower_part(
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
     attributes: dict[str, object] = {"whole": out.shape}
-    return [te.compute(data.shape, lambda *at: data[at], "part", "injective", attrs=attributes)]
+    return [
+        te.compute(
+            data.shape, lambda *indices: data[indices], "part", "injective", attrs=attributes
+        )
+    ]
 
 
 def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:

@@ -170,9 +170,9 @@ def unify_axis_extent(
     vectors = [p.shape[0] for p in parameters if p.shape]
     if not vectors or not kind.shape:
         return kind
-    at = axis % len(kind.shape)
-    extent = unify_dims(name, kind.shape[at], vectors[0], "extents")
-    return TensorType(replace_dim(kind.shape, at, extent), kind.dtype)
+    axis_index = axis % len(kind.shape)
+    extent = unify_dims(name, kind.shape[axis_index], vectors[0], "extents")
+    return TensorType(replace_dim(kind.shape, axis_index, extent), kind.dtype)
 
 
 def as_tensor_type(kind: Type) -> TensorType:

@@ -50,8 +50,8 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(types) != 5:
         raise_type_error(name, f"expected 5 arguments, got {len(types)}")
     data = check_tensor_fields(name, types[0], "data")
-    for at, what in ((1, "input_scale"), (2, "input_zero_point")):
-        its = check_tensor_fields(name, types[at], f"{what}s")
+    for position, what in ((1, "input_scale"), (2, "input_zero_point")):
+        its = check_tensor_fields(name, types[position], f"{what}s")
         if len(its) != len(data):
             raise_type_error(name, f"expected {len(data)} {what}s, one per tensor, got {len(its)}")
         for kind in its:
@@ -98,11 +98,11 @@ def _concatenate_reference(
 ) -> Array:
     rescaled = [
         array
-        if (its, at) == (scale, point)
+        if (its, position) == (scale, point)
         else requantize_array(
-            array, (its, at), (scale, point), RequantizeAttrs(out_dtype=str(array.dtype))
+            array, (its, position), (scale, point), RequantizeAttrs(out_dtype=str(array.dtype))
         )
-        for array, its, at in zip(data, scales, points, strict=True)
+        for array, its, position in zip(data, scales, points, strict=True)
     ]
     return np.concatenate(rescaled, attrs.axis)
 

@@ -88,9 +88,9 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
         dtype = check_same_dtype(name, kinds[:2])
         check_dtype(name, kinds[0], QUANTIZED_DTYPES, "lhs")
         sides = (kinds[0], settings.lhs_axis, 2), (kinds[1], settings.rhs_axis, 4)
-        for data, axis, at in sides:
-            dim = check_axis_extent(name, data, axis, kinds[at : at + 2])
-            for i in (at, at + 1):
+        for data, axis, position in sides:
+            dim = check_axis_extent(name, data, axis, kinds[position : position + 2])
+            for i in (position, position + 1):
                 check_qparam(name, kinds[i], names[i], dim)
         for i in (6, 7):
             check_qparam(name, kinds[i], names[i])

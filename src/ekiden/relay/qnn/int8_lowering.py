@@ -170,15 +170,15 @@ def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
     )
     slices, begin, so_far = list[slice](), 0, np.zeros_like(magnitudes[0])
     # The worst case: each byte is MOST away from its zero point, all products of one sign.
-    for at, one in enumerate(MAX_UINT8 * magnitudes):
+    for index, one in enumerate(MAX_UINT8 * magnitudes):
         # A single element may overflow already: no slice is exact.
         if one.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
             return []
         so_far = so_far + one
         # Any channel may exceed the range first: the slice ends there for all.
         if so_far.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
-            slices.append(slice(begin, at))
-            begin, so_far = at, one
+            slices.append(slice(begin, index))
+            begin, so_far = index, one
     return [*slices, slice(begin, len(magnitudes))]
 
 

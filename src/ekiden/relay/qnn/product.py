@@ -92,18 +92,25 @@ class _QnnProduct:
         check_dtype(self.op_name, weight, self.dtypes["weight"], "weight")
         like = [TensorType(kind.shape, out) for kind in (data, weight)]
         result = as_tensor_type(OPS[f"nn.{self.name}"].relation(like, settings))
-        at, of_result = self.channels(settings)
-        dims: tuple[PrimExpr | None, ...] = (None, weight.shape[at], None, result.shape[of_result])
+        position, of_result = self.channels(settings)
+        dims: tuple[PrimExpr | None, ...] = (
+            None,
+            weight.shape[position],
+            None,
+            result.shape[of_result],
+        )
         for kind, what, dim in zip(scales, _PRODUCT_ARGUMENTS.split()[2:], dims, strict=True):
             check_qparam(self.op_name, kind, what, dim)
         return result
 
     def reference(self, attrs: Any, data: Array, weight: Array, *points: Array) -> Array:  # noqa: ANN401
         """Compute the product in int64, cast to the result's dtype."""
-        at, _ = self.channels(attrs)
+        position, _ = self.channels(attrs)
         point = points[1]
         if point.ndim:
-            point = point.reshape([-1 if i == at % weight.ndim else 1 for i in range(weight.ndim)])
+            point = point.reshape(
+                [-1 if i == position % weight.ndim else 1 for i in range(weight.ndim)]
+            )
         multiply = OPS[f"nn.{self.name}"].reference
         assert multiply is not None
         # int64 holds every sum of products of 16 bits.
@@ -114,14 +121,14 @@ class _QnnProduct:
     def expand_general(self, attrs: Any, args: Sequence[Expr], types: Sequence[Type]) -> Expr:  # noqa: ANN401
         """Expand to the product of zero-point-shifted operands in the result's dtype."""
         data, weight = (op.cast(operand, attrs.out_dtype) for operand in args[:2])
-        at, _ = self.channels(attrs)
+        position, _ = self.channels(attrs)
         if not is_qparam_equal_to(args[2], 0):
             data = op.subtract(data, op.cast(args[2], attrs.out_dtype))
         if not is_qparam_equal_to(args[3], 0):
             point, rank = op.cast(args[3], attrs.out_dtype), len(as_tensor_type(types[1]).shape)
             if as_tensor_type(types[3]).shape:
                 # A zero point for each output channel lies along the weight's channel axis.
-                point = op.reshape(point, [-1 if i == at % rank else 1 for i in range(rank)])
+                point = op.reshape(point, [-1 if i == position % rank else 1 for i in range(rank)])
             weight = op.subtract(weight, point)
         return call_qnn_op(f"nn.{self.name}", data, weight, attrs=attrs)
 

@@ -114,19 +114,19 @@ def _broadcast_arrays(
 def _quantize_reference(
     attrs: SimulatedQuantizeAttrs, data: Array, code: Array, scale: Array, point: Array
 ) -> Array:
-    its, at = _broadcast_arrays(attrs, data, scale, point)
+    its, position = _broadcast_arrays(attrs, data, scale, point)
     dtype = next((name for name, number in CODES.items() if number == int(code)), "disable")
     if dtype == "disable":
         return data
     low, high = np.asarray(integer_limits(dtype), data.dtype)
-    return np.asarray(np.clip(round_half_away_array(data / its) + at, low, high))
+    return np.asarray(np.clip(round_half_away_array(data / its) + position, low, high))
 
 
 def _dequantize_reference(
     attrs: SimulatedQuantizeAttrs, data: Array, code: Array, scale: Array, point: Array
 ) -> Array:
-    its, at = _broadcast_arrays(attrs, data, scale, point)
-    return np.asarray((data - at) * its) if int(code) in (1, 2, 3) else data
+    its, position = _broadcast_arrays(attrs, data, scale, point)
+    return np.asarray((data - position) * its) if int(code) in (1, 2, 3) else data
 
 
 declare_qnn_op(

@@ -29,10 +29,10 @@ class SourceLocation:
     def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError with the user's line and a caret."""
         line, column = self._line_and_column(node)
-        at = 0
+        position = 0
         for _ in range(line - 1):
-            at = self.source.text.find("\n", at) + 1
-        self.source.raise_parse_error(at + column - 1, message)
+            position = self.source.text.find("\n", position) + 1
+        self.source.raise_parse_error(position + column - 1, message)
 
     def _line_and_column(self, node: ast.AST) -> tuple[int, int]:
         line = getattr(node, "lineno", 1) + self.lines_before

@@ -407,11 +407,11 @@ def _may_return(statements: Statements) -> bool:
     """Return whether statements contain a return, outside inner functions."""
     stack: list[ast.AST] = list(statements)
     while stack:
-        at = stack.pop()
-        if isinstance(at, ast.Return):
+        current = stack.pop()
+        if isinstance(current, ast.Return):
             return True
-        if not isinstance(at, (ast.FunctionDef, ast.Lambda)):
-            stack.extend(ast.iter_child_nodes(at))
+        if not isinstance(current, (ast.FunctionDef, ast.Lambda)):
+            stack.extend(ast.iter_child_nodes(current))
     return False
 
 
@@ -420,15 +420,15 @@ def _assigned_names(statements: Statements) -> set[str]:
     names: set[str] = set()
     stack: list[ast.AST] = list(statements)
     while stack:
-        at = stack.pop()
-        if isinstance(at, ast.FunctionDef):
-            names.add(at.name)
+        current = stack.pop()
+        if isinstance(current, ast.FunctionDef):
+            names.add(current.name)
             continue
-        if isinstance(at, ast.Name) and isinstance(at.ctx, ast.Store):
-            names.add(at.id)
-        if isinstance(at, ast.For) and isinstance(at.target, ast.Name):
-            names.add(at.target.id)
-        stack.extend(ast.iter_child_nodes(at))
+        if isinstance(current, ast.Name) and isinstance(current.ctx, ast.Store):
+            names.add(current.id)
+        if isinstance(current, ast.For) and isinstance(current.target, ast.Name):
+            names.add(current.target.id)
+        stack.extend(ast.iter_child_nodes(current))
     return names
 
 

@@ -158,8 +158,10 @@ def _unit_block_layout(layout: str, old: str, shape: Sequence[Any]) -> str:
     axes = []
     for letter, size in parse_layout(layout):
         if letter.islower():
-            at = axis_index(old, letter.upper())
-            is_one = at < 0 or (is_const(shape[at], 1) and not block_factor(old, letter))
+            position = axis_index(old, letter.upper())
+            is_one = position < 0 or (
+                is_const(shape[position], 1) and not block_factor(old, letter)
+            )
             size = 1 if is_one else size
         axes.append((letter, size))
     return format_layout(axes)
@@ -352,9 +354,9 @@ def _infer_reduce(
     if getattr(attrs, "exclude", False):
         gone = set(primal_axes(old[0])) - gone
     kept_axes, new_axes = [], []
-    for at, (letter, size) in enumerate(parse_layout(layout)):
+    for index, (letter, size) in enumerate(parse_layout(layout)):
         if letter.upper() in gone:
-            new_axes.append(at)
+            new_axes.append(index)
             if attrs.keepdims:
                 kept_axes.append((letter, 1 if letter.islower() else 0))
         else:
@@ -526,11 +528,11 @@ def _infer_strided_slice(
     bounds: dict[int, tuple[int, int, int]] = {}
     for a, b, e, s in zip(axes, begin, end, strides, strict=True):
         letter = _axis_letter(layout, a)
-        at, factor = axis_index(new[0], letter), block_factor(new[0], letter) or 1
+        index, factor = axis_index(new[0], letter), block_factor(new[0], letter) or 1
         # Bounds inside of a block have no counterpart along the outer axis.
-        if at < 0 or b % factor or (e % factor and e > 0) or (factor > 1 and s != 1):
+        if index < 0 or b % factor or (e % factor and e > 0) or (factor > 1 and s != 1):
             return _InferredLayouts((layout,) * len(old), (layout,), attrs)
-        bounds[at] = (b // factor, e // factor if e >= 0 else e, s)
+        bounds[index] = (b // factor, e // factor if e >= 0 else e, s)
     if attrs.axes is not None:
         order = list(bounds)
         attrs = attrs.with_fields(axes=tuple(order))
@@ -540,14 +542,14 @@ def _infer_strided_slice(
         kind = types[0]
         assert isinstance(kind, TensorType)
         order = list(range(len(parse_layout(new[0]))))
-        for at, (letter, size) in enumerate(parse_layout(new[0])):
+        for index, (letter, size) in enumerate(parse_layout(new[0])):
             extent = _static_ints([kind.shape[axis_index(layout, letter.upper())]])
-            if at not in bounds and (extent is None or letter.islower()):
-                bounds[at] = (0, size, 1) if extent is not None else (0, OPEN_SLICE_END, 1)
-            elif at not in bounds:
+            if index not in bounds and (extent is None or letter.islower()):
+                bounds[index] = (0, size, 1) if extent is not None else (0, OPEN_SLICE_END, 1)
+            elif index not in bounds:
                 assert extent is not None
-                bounds[at] = (0, extent[0] // (block_factor(new[0], letter) or 1), 1)
-    new_bounds = [tuple(bounds[at][i] for at in order) for i in range(3)]
+                bounds[index] = (0, extent[0] // (block_factor(new[0], letter) or 1), 1)
+    new_bounds = [tuple(bounds[index][i] for index in order) for i in range(3)]
     attrs = attrs.with_fields(begin=new_bounds[0], end=new_bounds[1], strides=new_bounds[2])
     return _InferredLayouts((new[0],) * len(old), (new[0],), attrs)
 

@@ -96,7 +96,7 @@ def read_archive_files(path: PathName) -> dict[str, bytes]:
                     files[name] = data.read()
     except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise LoadError(f"read '{path}': no tar: {error}") from error
-    folders = {name[:at] for name in files for at, char in enumerate(name) if char == "/"}
+    folders = {name[:index] for name in files for index, char in enumerate(name) if char == "/"}
     if clash := folders & files.keys():
         raise LoadError(f"read '{path}': {min(clash)!r} is a file and a folder")
     return files

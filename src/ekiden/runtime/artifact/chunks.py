@@ -46,11 +46,11 @@ def concatenate_sources(sources: Sequence[ByteSource]) -> memoryview:
     not copy them.
     """
     buffer = empty((sum(map(source_nbytes, sources)),), "uint8").numpy()
-    at, copies = 0, []
+    position, copies = 0, []
     for source in sources:
-        end = at + source_nbytes(source)
-        copies.append((buffer[at:end], source))
-        at = end
+        end = position + source_nbytes(source)
+        copies.append((buffer[position:end], source))
+        position = end
     copy_sources(copies)
     return buffer.data
 
@@ -83,7 +83,8 @@ def iter_chunks(sources: Iterable[ByteSource]) -> Iterator[memoryview]:
         row = _contiguous_bytes(source)
         if row is not None:
             yield from (
-                row[at : at + THREAD_CHUNK_BYTES] for at in range(0, size, THREAD_CHUNK_BYTES)
+                row[position : position + THREAD_CHUNK_BYTES]
+                for position in range(0, size, THREAD_CHUNK_BYTES)
             )
         elif size < MIN_THREADED_BYTES:
             yield _contiguous_copy(source, size)
@@ -129,9 +130,9 @@ def _split_rows(source: ByteSource, size: int) -> Iterator[tuple[int, int, ByteS
     rows = len(array) if array.ndim else 1
     step = max(1, rows * THREAD_CHUNK_BYTES // size)
     row = size // rows
-    for at in range(0, rows, step):
-        end = min(at + step, rows)
-        yield at * row, end * row, array[at:end] if array.ndim else array
+    for position in range(0, rows, step):
+        end = min(position + step, rows)
+        yield position * row, end * row, array[position:end] if array.ndim else array
 
 
 def _contiguous_bytes(source: ByteSource) -> memoryview | None:

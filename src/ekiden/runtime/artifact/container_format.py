@@ -160,18 +160,18 @@ def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     """Lay out the sections of a file, at most one of each kind per variant."""
     # A canonical order makes equal programs equal files, which caches and tests rely on.
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
-    at = _aligned_size(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
+    position = _aligned_size(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
     rows, sections = [], []
     for source in ordered:
         # The constants section stores absolute file offsets, so it must know its own.
-        payload = source.payload_at(at)
+        payload = source.payload_at(position)
         length = sum(map(source_nbytes, payload))
-        rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
+        rows.append((source.variant << VARIANT_BITS | source.kind, position, length))
         is_last = source is ordered[-1]  # nothing follows it
         zeros = 0 if is_last else -length % SECTION_ALIGNMENT_BYTES
         sections.append([*payload, bytes(zeros)])
-        at += length + zeros
-    return ArtifactFile(tuple(rows), tuple(sections), at)
+        position += length + zeros
+    return ArtifactFile(tuple(rows), tuple(sections), position)
 
 
 def assemble_in_memory(sources: Iterable[SectionSource]) -> memoryview:
@@ -237,11 +237,11 @@ def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     count = _HEADER_STRUCT.unpack_from(data)[4]
     sections = []
     for index in range(count):
-        kind, _, at, length = _SECTION_ENTRY_STRUCT.unpack_from(
+        kind, _, position, length = _SECTION_ENTRY_STRUCT.unpack_from(
             data, _HEADER_STRUCT.size + index * _SECTION_ENTRY_STRUCT.size
         )
         variant, kind = divmod(kind, 1 << VARIANT_BITS)
-        sections.append((Section(kind), variant, memoryview(data)[at : at + length]))
+        sections.append((Section(kind), variant, memoryview(data)[position : position + length]))
     return sections
 
 
@@ -250,7 +250,7 @@ def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> B
     constant's data.
     """
     records_size = 4 + sum(_CONSTANT_RECORD_STRUCT.size + 8 * len(c.shape) + 16 for c in constants)
-    at = start + _aligned_size(records_size)
+    position = start + _aligned_size(records_size)
     records = [struct.pack("<I", len(constants))]
     data: ByteSources = []
     for index, constant in enumerate(constants):
@@ -266,14 +266,14 @@ def pack_constants_section(constants: Sequence[ConstantRecord], start: int) -> B
             _CONSTANT_RECORD_STRUCT.pack(constant.code, constant.bits, lanes, len(constant.shape))
         )
         records.append(
-            struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, at)
+            struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, position)
         )
         is_last = index == len(constants) - 1
         data += [
             stored,
             b"" if is_last else bytes(-source_nbytes(stored) % SECTION_ALIGNMENT_BYTES),
         ]
-        at += _aligned_size(source_nbytes(stored))
+        position += _aligned_size(source_nbytes(stored))
     padding = bytes(-records_size % SECTION_ALIGNMENT_BYTES) if constants else b""
     return [b"".join(records) + padding, *data]
 
@@ -282,13 +282,13 @@ def unpack_constants_section(data: Bytes) -> list[ConstantRecord]:
     """Return the constants of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
-    at, constants = 4, []
+    position, constants = 4, []
     for _ in range(count):
-        code, bits, lanes, ndim = _CONSTANT_RECORD_STRUCT.unpack_from(section, at)
+        code, bits, lanes, ndim = _CONSTANT_RECORD_STRUCT.unpack_from(section, position)
         *shape, nbytes, offset = struct.unpack_from(
-            f"<{ndim}qQQ", section, at + _CONSTANT_RECORD_STRUCT.size
+            f"<{ndim}qQQ", section, position + _CONSTANT_RECORD_STRUCT.size
         )
-        at += _CONSTANT_RECORD_STRUCT.size + 8 * ndim + 16
+        position += _CONSTANT_RECORD_STRUCT.size + 8 * ndim + 16
         stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
         is_made = lanes == COMPUTED_AT_LOAD
         constants.append(ConstantRecord(code, bits, tuple(shape), nbytes, stored, is_made))
@@ -305,14 +305,14 @@ def function_names(data: Bytes) -> list[str]:
     """Return the names of the functions of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.GLOBALS)
     (count,) = struct.unpack_from("<I", section)
-    at, names = 4, []
+    position, names = 4, []
     for _ in range(count):
-        name, at = _read_string(section, at)
+        name, position = _read_string(section, position)
         names.append(name)
-        (params,) = struct.unpack_from("<I", section, at)
-        at += 4
+        (params,) = struct.unpack_from("<I", section, position)
+        position += 4
         for _ in range(params):
-            _, at = _read_string(section, at)
+            _, position = _read_string(section, position)
     return names
 
 

@@ -174,21 +174,23 @@ class _GraphWriter:
         begun: set[object] = set()
         # Iterative, because graphs nest deeper than Python's recursion limit.
         while stack:
-            at, record = stack.pop()
-            identity = _identity(at)
+            position, record = stack.pop()
+            identity = _identity(position)
             if record is not None:
                 record[1] = {name: self._encode(value) for name, value in record[1]}  # type: ignore[attr-defined]
                 self.nodes.append(record)
                 self.numbers[identity] = len(self.nodes) - 1
                 # Identities are reused once an object is freed.
-                self._alive.append(at)
+                self._alive.append(position)
             elif identity not in self.numbers:
                 # Begun but not numbered: the object is its own descendant, and JSON cannot refer
                 # forwards.
                 if identity in begun:
-                    raise ValueError(f"save_json: an object of {type(at).__name__} contains itself")
+                    raise ValueError(
+                        f"save_json: an object of {type(position).__name__} contains itself"
+                    )
                 begun.add(identity)
-                stack.extend(self._work_items(at))
+                stack.extend(self._work_items(position))
         return self._encode(root)
 
     def _work_items(self, at: object) -> list[tuple[object, list[object] | None]]:

@@ -149,15 +149,15 @@ def _to_int32(value: int) -> int:
 def decode(words: Sequence[int]) -> list[Instruction]:
     """Decode words to instructions. Raises LoadError for invalid ones."""
     instructions = []
-    at = 0
-    while at < len(words):
-        number = words[at]
+    position = 0
+    while position < len(words):
+        number = words[position]
         # Words come from files, so each is checked before it is used as an index.
         if not 0 <= number < len(OPCODES):
             raise LoadError(
-                f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"
+                f"decoding word {position}: an opcode below {len(OPCODES)} expected, got {number}"
             )
-        instruction, at = _decode_instruction(OPCODES[number], words, at + 1)
+        instruction, position = _decode_instruction(OPCODES[number], words, position + 1)
         instructions.append(instruction)
     return instructions
 

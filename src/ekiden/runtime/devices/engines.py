@@ -141,9 +141,9 @@ def wrap_region(
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
-        for at, (output, left) in enumerate(zip(outputs, unwritten, strict=True)):
+        for index, (output, left) in enumerate(zip(outputs, unwritten, strict=True)):
             if left.any():
-                what = _unwritten_message(at, output, left)
+                what = _unwritten_message(index, output, left)
                 raise RunError(f"run '{symbol}': engine '{engine}': {what}")
         if len(checked_shapes) < MAX_CHECKED_SHAPES:
             checked_shapes.add(shapes)

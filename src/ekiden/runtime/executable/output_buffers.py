@@ -72,8 +72,8 @@ def _register_numbers(operand: Operand) -> list[int]:
 def _allocation_site(code: Sequence[Instruction], register: int) -> int | None:
     """Return the position of the AllocStorage behind a register's final value."""
     searched = "tensor"
-    for at in range(len(code) - 1, -1, -1):
-        instruction = code[at]
+    for position in range(len(code) - 1, -1, -1):
+        instruction = code[position]
         if "dst" not in BY_NAME[instruction.name].operands or instruction["dst"] != register:
             continue
         match instruction.name:
@@ -84,7 +84,7 @@ def _allocation_site(code: Sequence[Instruction], register: int) -> int | None:
             case "Move":
                 (register,) = _register_numbers(instruction["src"])
             case "AllocStorage" if searched == "storage":
-                return at
+                return position
             case _:
                 return None
     return None

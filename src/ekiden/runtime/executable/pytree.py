@@ -37,13 +37,13 @@ class PytreeLeaf:
         if head is None:
             return None
         steps: list[tuple[str, object]] = []
-        at = head.end()
-        while at < len(name):
-            step = _ACCESS_STEP_PATTERN.match(name, at)
+        position = head.end()
+        while position < len(name):
+            step = _ACCESS_STEP_PATTERN.match(name, position)
             if step is None:
                 return None
             steps.append((step[0], None if step[1] is not None else _parse_key(step[2])))
-            at = step.end()
+            position = step.end()
         return PytreeLeaf(name, head[0], tuple(steps))
 
     def extract_leaf(self, argument: object) -> object:

@@ -48,7 +48,7 @@ def flame_chart(bars: Sequence[FlameBar]) -> str:
     end = max(bar.start + bar.duration for bar in ordered)
     scale = CHART_WIDTH_PX / max(end - begin, 1)
     names = list(dict.fromkeys(bar.name for bar in ordered if not bar.is_function))
-    colour = {name: BAR_COLOURS[at % len(BAR_COLOURS)] for at, name in enumerate(names)}
+    colour = {name: BAR_COLOURS[index % len(BAR_COLOURS)] for index, name in enumerate(names)}
     open_until: list[int] = []
     drawn: list[str] = []
     rows = 0

@@ -48,12 +48,12 @@ def colour_tokens(text: str, words: re.Pattern[str]) -> str:
     group's name.
     """
     html: list[str] = []
-    at = 0
+    position = 0
     for match in words.finditer(text):
-        html.append(escape(text[at : match.start()]))
+        html.append(escape(text[position : match.start()]))
         html.append(f'<span class="{match.lastgroup}">{escape(match.group())}</span>')
-        at = match.end()
-    html.append(escape(text[at:]))
+        position = match.end()
+    html.append(escape(text[position:]))
     return "".join(html)
 
 
@@ -79,7 +79,7 @@ def table_html(
     numbers: Container[int] = (),
 ) -> str:
     """Return an HTML table of strings; the columns in `numbers` are right-aligned."""
-    sides = ["right" if at in numbers else "left" for at in range(len(heads))]
+    sides = ["right" if position in numbers else "left" for position in range(len(heads))]
     lines = [_row_html("th", heads, sides), *(_row_html("td", row, sides) for row in rows)]
     head = f'<div style="padding: 0.3em 0">{escape(caption)}</div>' if caption else ""
     return f"{head}<table>{''.join(lines)}</table>"

@@ -305,7 +305,10 @@ class Report:
             _trace_event(c.name, "kernel", c.start, c.duration, _call_details(c))
             for c in self.calls
         ]
-        spans += [_trace_event(name, "function", at, end - at, {}) for name, at, end in self.frames]
+        spans += [
+            _trace_event(name, "function", position, end - position, {})
+            for name, position, end in self.frames
+        ]
         return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
 
     def __str__(self) -> str:
@@ -329,7 +332,10 @@ class Report:
         """Return the run as a flame chart in SVG: time to the right, functions above their
         kernels.
         """
-        bars = [FlameBar(name, at, end - at, is_function=True) for name, at, end in self.frames]
+        bars = [
+            FlameBar(name, position, end - position, is_function=True)
+            for name, position, end in self.frames
+        ]
         kernels = (FlameBar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
         return flame_chart([*bars, *kernels])
 
@@ -475,22 +481,22 @@ class _ProfileReader:
         calls: list[KernelCall] = []
         frames: list[tuple[str, int, int]] = []
         open_frames: list[tuple[str, int]] = []
-        at = 0
-        while at < len(words):
-            if words[at] == Event.CALL:
-                call, at = self._read_call(words, at + 1)
+        position = 0
+        while position < len(words):
+            if words[position] == Event.CALL:
+                call, position = self._read_call(words, position + 1)
                 calls.append(call)
                 continue
-            if words[at] == Event.PLACE:
-                call, at = self._read_device_copy(words, at + 1)
+            if words[position] == Event.PLACE:
+                call, position = self._read_device_copy(words, position + 1)
                 calls.append(call)
                 continue
-            name, time = self.functions[words[at + 1]], words[at + 2]
-            if words[at] == Event.ENTER:
+            name, time = self.functions[words[position + 1]], words[position + 2]
+            if words[position] == Event.ENTER:
                 open_frames.append((name, time))
             elif open_frames:
                 frames.append((*open_frames.pop(), time))
-            at += 3
+            position += 3
         return calls, frames
 
     def _read_call(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
@@ -608,16 +614,16 @@ def _read_argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
 
 def iter_instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
     """Yield (first word, opcode) of each instruction of a function's code."""
-    at = 0
-    while at < len(words):
-        opcode = OPCODES[words[at]]
-        yield at, opcode
-        at += 1
+    position = 0
+    while position < len(words):
+        opcode = OPCODES[words[position]]
+        yield position, opcode
+        position += 1
         n = 0
         for letter in opcode.format:
             if letter == "n":
-                n = words[at]
-            at += operand_words(letter, n)
+                n = words[position]
+            position += operand_words(letter, n)
 
 
 def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
@@ -625,10 +631,12 @@ def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
     an instruction computes rather than the inside of a kernel.
     """
     table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
-    return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
+    return {name: (str(node), cast(int, position)) for name, (node, position) in table.items()}
 
 
 def instruction_sources(executable: Executable) -> dict[tuple[str, int], str]:
     """Return the model node of each instruction (function, index), where it is known."""
     table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
-    return {(function, at): text for function, rows in table.items() for at, text in rows}
+    return {
+        (function, position): text for function, rows in table.items() for position, text in rows
+    }

@@ -66,10 +66,10 @@ def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) 
     while time.perf_counter() < until or count < MIN_TIMING_ROUNDS:
         count += 1
         # Interleaved, so that changes of clock frequency and load hit all candidates alike.
-        for at, run in enumerate(runs):
+        for index, run in enumerate(runs):
             start = time.perf_counter()
             wait_for(run())
-            minimum[at] = min(minimum[at], time.perf_counter() - start)
+            minimum[index] = min(minimum[index], time.perf_counter() - start)
     return minimum
 
 

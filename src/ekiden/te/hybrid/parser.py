@@ -420,13 +420,13 @@ class _HybridParser:
     def _evaluate_element(self, node: ast.Subscript) -> object:
         owner = self.evaluate(node.value)
         if isinstance(owner, Buffer):
-            at = self.evaluate_indices(node)
-            if len(at) != len(owner.shape):
+            position = self.evaluate_indices(node)
+            if len(position) != len(owner.shape):
                 rank = len(owner.shape)
                 self.source.raise_error(
-                    node, f"'{owner.name}' has {rank} axes, got {len(at)} indices"
+                    node, f"'{owner.name}' has {rank} axes, got {len(position)} indices"
                 )
-            return BufferLoad(owner, at, owner.dtype)
+            return BufferLoad(owner, position, owner.dtype)
         index = self.evaluate(node.slice)
         at_number = index.value if isinstance(index, IntImm) else index
         if isinstance(owner, (tuple, list)) and isinstance(at_number, int):

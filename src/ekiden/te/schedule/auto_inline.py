@@ -44,7 +44,7 @@ def auto_inline_elementwise(schedule: Schedule) -> None:
     def is_elementwise(op: ComputeOp) -> bool:
         """Return whether a computation reads at its own axes alone."""
         axes = [a.var for a in op.axis]
-        return not op.reduce_axis and all(list(at) == axes for at in _read_indices(op))
+        return not op.reduce_axis and all(list(position) == axes for position in _read_indices(op))
 
     _inline_matching(schedule, is_elementwise)
 
@@ -54,7 +54,9 @@ def auto_inline_broadcast(schedule: Schedule) -> None:
 
     def is_broadcast(op: ComputeOp) -> bool:
         """Return whether a computation reads at its own axes, in order, some left out."""
-        return not op.reduce_axis and all(_are_axes_in_order(op, at) for at in _read_indices(op))
+        return not op.reduce_axis and all(
+            _are_axes_in_order(op, position) for position in _read_indices(op)
+        )
 
     _inline_matching(schedule, is_broadcast)
 

@@ -284,9 +284,9 @@ class ScheduleLowering:
         if self._is_removed(stage):
             self.sch.compute_inline(self._block_handle(stage))
             return
-        at = _attachment_of(stage)
-        if at is not None:
-            parent, axis = at
+        position = _attachment_of(stage)
+        if position is not None:
+            parent, axis = position
             loop = self._loops.get(axis)
             if loop is None:
                 raise ScheduleError(
@@ -466,16 +466,16 @@ class ScheduleLowering:
         ones, and those of the stages that it is computed in.
         """
         around: set[Var] = set()
-        at: tuple[Stage, Axis | None] | None = stage, None
-        while at is not None:
-            owner, until = at
+        current: tuple[Stage, Axis | None] | None = stage, None
+        while current is not None:
+            owner, until = current
             leaves = owner.leaf_iter_vars
             for axis in leaves if until is None else leaves[: leaves.index(until) + 1]:
                 attr = owner.iter_var_attrs.get(axis)
                 is_around = until is not None or not is_reduce_axis(axis)
                 if attr is not None and attr.bind_thread is not None and is_around:
                     around.add(attr.bind_thread.var)
-            at = _attachment_of(owner)
+            current = _attachment_of(owner)
         return around
 
     # All threads of a sum have it in the end, and one stores it: lowering chooses which. So it is
@@ -521,8 +521,8 @@ def _is_satisfiable(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> boo
     # Of a symbolic extent only thread 0 is certain to exist.
     sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
     for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS_PER_BLOCK):
-        at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
-        if is_const(simplify(substitute(condition, at)), True):
+        indices: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
+        if is_const(simplify(substitute(condition, indices)), True):
             return True
     return False
 
@@ -624,12 +624,12 @@ class _PredicateAndNameRewriter(StmtMutator):
 
 def _attachment_of(stage: Stage) -> tuple[Stage, Axis] | None:
     """Return the stage and axis that a stage, or its group, is computed at."""
-    at: Stage | None = stage
-    while at is not None:
-        if at.attach_type is Attach.SCOPE:
-            assert at.attach_stage is not None and at.attach_ivar is not None
-            return at.attach_stage, at.attach_ivar
-        at = at.group
+    current: Stage | None = stage
+    while current is not None:
+        if current.attach_type is Attach.SCOPE:
+            assert current.attach_stage is not None and current.attach_ivar is not None
+            return current.attach_stage, current.attach_ivar
+        current = current.group
     return None
 
 

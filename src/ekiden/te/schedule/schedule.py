@@ -101,11 +101,11 @@ class Schedule:
 
     def _add_to_group(self, stage: Stage, group: Stage) -> None:
         """Put a stage into a group: the outermost of its groups becomes a member of the new."""
-        at = stage
-        while at.group is not None and at.group is not group:
-            at = at.group
-        if at is not group and at.group is None:
-            at.group = group
+        current = stage
+        while current.group is not None and current.group is not group:
+            current = current.group
+        if current is not group and current.group is None:
+            current.group = group
             group.num_child_stages += 1
 
     # New computations.
@@ -156,8 +156,8 @@ class Schedule:
                 " be given"
             )
         cached, copying = _split_into_cache_and_copy(op, stage, scope)
-        at = self.stages.index(stage)
-        cache_stage = self._insert_stage(Stage(cached), at)
+        position = self.stages.index(stage)
+        cache_stage = self._insert_stage(Stage(cached), position)
         cache_stage.steps = [s for s in stage.steps if _is_on_reduce_axes(s)]
         _replay_leaves(cache_stage)
         # The reduction moves to the cache stage; the copy back has spatial axes only.
@@ -275,12 +275,12 @@ def _replay_leaves(stage: Stage) -> None:
     steps, leaves = stage.steps, stage.leaf_iter_vars
     for step in steps:
         if isinstance(step, Split):
-            at = leaves.index(step.parent)
-            leaves[at : at + 1] = [step.outer, step.inner]
+            offset = leaves.index(step.parent)
+            leaves[offset : offset + 1] = [step.outer, step.inner]
             stage.all_iter_vars += [step.outer, step.inner]
         elif isinstance(step, Fuse):
-            at = leaves.index(step.outer)
-            leaves[at : at + 2] = [step.fused]
+            offset = leaves.index(step.outer)
+            leaves[offset : offset + 2] = [step.fused]
             stage.all_iter_vars.append(step.fused)
         elif isinstance(step, Reorder):
             positions = sorted(map(leaves.index, step.order))
@@ -298,8 +298,8 @@ def _split_into_cache_and_copy(
     values, conditions = solve_roots(
         stage.steps, {a: new.var for a, new in zip(spatial, axes, strict=True)}
     )
-    at = {root.var: values[root] for root in op.axis}
-    body = _body_at_axes(op, at, stage.steps)
+    point = {root.var: values[root] for root in op.axis}
+    body = _body_at_axes(op, point, stage.steps)
     if conditions:
         body = tuple(_guard_reads(b, conditions) for b in body)
     cached = ComputeOp(f"{op.name}.{scope}", op.tag, op.attrs, axes, body)
@@ -402,24 +402,24 @@ def _factor_reduction(
             " so that what is kept of its steps is no tensor"
         )
     spatial_axes = [a for n, a in enumerate(axes) if n != axis_position]
-    at: dict[Var, PrimExpr] = {
+    point: dict[Var, PrimExpr] = {
         old.var: new.var for old, new in zip(op.axis, spatial_axes, strict=True)
     }
     other_sums = [a for a in stage.leaf_iter_vars if is_reduce_axis(a) and a is not factored]
-    inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, at)) for a in other_sums}
+    inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, point)) for a in other_sums}
     leaves: dict[Axis, PrimExpr] = {factored: part_axis.var, **inner}
     values, conditions = solve_roots(stage.steps, leaves)
     for root in op.reduce_axis:
         if root not in values:
             raise ScheduleError(f"rfactor of {op.name!r}: {root.name!r} is not made of its leaves")
-        at[root] = values[root]
-    sources = [substitute(s, at) for s in first.sources]
+        point[root] = values[root]
+    sources = [substitute(s, point) for s in first.sources]
     where = None
     for condition in conditions:
         # Splits that do not divide the extent: surplus iterations are masked in the partial
         # reductions.
         where = condition if where is None else logical_and(where, condition)
-    reducer = _reducer_at_axes(first.reducer, at)
+    reducer = _reducer_at_axes(first.reducer, point)
     body = make_reduce(reducer, sources, tuple(inner.values()), where)
     partial_op = ComputeOp(f"{op.name}.rf", op.tag, op.attrs, tuple(axes), body)
     again = ReduceAxis(f"{factored.var.name}.v", "int64", factored.extent)

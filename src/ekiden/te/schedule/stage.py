@@ -224,8 +224,8 @@ class Stage:
         )
 
     def _replace_leaves(self, old: Sequence[Axis], new: Sequence[IterVar], step: Step) -> None:
-        at = self.leaf_iter_vars.index(old[0]) if old else 0
-        self.leaf_iter_vars[at : at + len(old)] = new
+        position = self.leaf_iter_vars.index(old[0]) if old else 0
+        self.leaf_iter_vars[position : position + len(old)] = new
         self.all_iter_vars += new
         self.steps.append(step)
 

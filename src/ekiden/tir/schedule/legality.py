@@ -354,7 +354,9 @@ def written_region(
     if len(stores) != 1:
         return f"block {name!r} writes {buffer.name!r} in {len(stores)} places"
     (store,) = stores
-    fault = None if program.is_trusted else _partial_write_fault(program, root, maker, store, buffer)
+    fault = (
+        None if program.is_trusted else _partial_write_fault(program, root, maker, store, buffer)
+    )
     if fault is not None:
         return fault
     ranges = loop_ranges((*loops_between(root, maker, program), *store.loops))

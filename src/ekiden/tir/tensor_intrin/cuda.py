@@ -67,16 +67,16 @@ def _load_matrix_intrin(
         element in the fragments' buffer, from which the fragment's number follows: rows of d1 /
         16 fragments.
         """
-        s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
+        s0, s1, d0, d1, position = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(a, (16, 16), dtype, scope=memory, strides=[s1, s0])
-        C = T.match_buffer(c, (16, 16), dtype, scope=scope, strides=[d1, d0], elem_offset=at)
+        C = T.match_buffer(c, (16, 16), dtype, scope=scope, strides=[d1, d0], elem_offset=position)
         T.evaluate(
             T.tvm_load_matrix_sync(
                 C.access_ptr("w"),
                 16,
                 16,
                 16,
-                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                position // d1 // 16 * (d1 // 16) + position % d1 // 16,
                 A.access_ptr("r"),
                 s1,
                 layout,
@@ -102,9 +102,9 @@ def _fill_fragment_intrin(dtype: str) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def impl(c: T.handle) -> None:
         """Implement the fill on the fragment that contains the buffer's first element."""
-        d0, d1, at = T.int64(), T.int64(), T.int64()
+        d0, d1, position = T.int64(), T.int64(), T.int64()
         C = T.match_buffer(
-            c, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
+            c, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=position
         )
         T.evaluate(
             T.tvm_fill_fragment(
@@ -112,7 +112,7 @@ def _fill_fragment_intrin(dtype: str) -> tuple[PrimFunc, PrimFunc]:
                 16,
                 16,
                 16,
-                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                position // d1 // 16 * (d1 // 16) + position % d1 // 16,
                 zero,
             )
         )
@@ -194,9 +194,9 @@ def _store_matrix_intrin(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def impl(a: T.handle, c: T.handle) -> None:
         """Implement the store; memory's rows are s1 elements apart."""
-        s0, s1, d0, d1, at = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
+        s0, s1, d0, d1, position = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         A = T.match_buffer(
-            a, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=at
+            a, (16, 16), dtype, scope="wmma.accumulator", strides=[d1, d0], elem_offset=position
         )
         C = T.match_buffer(c, (16, 16), dtype, scope=memory, strides=[s1, s0])
         T.evaluate(
@@ -205,7 +205,7 @@ def _store_matrix_intrin(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
                 16,
                 16,
                 16,
-                at // d1 // 16 * (d1 // 16) + at % d1 // 16,
+                position // d1 // 16 * (d1 // 16) + position % d1 // 16,
                 C.access_ptr("w"),
                 s1,
                 "row_major",

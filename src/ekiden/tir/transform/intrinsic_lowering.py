@@ -142,7 +142,9 @@ def _popcount(x: PrimExpr) -> PrimExpr:
     width = 1
     while width < bits:
         # A field of w bits counts at most w, so the sum of two fits into 2w bits.
-        mask = const(sum((2**width - 1) << at for at in range(0, bits, 2 * width)), unsigned)
+        mask = const(
+            sum((2**width - 1) << position for position in range(0, bits, 2 * width)), unsigned
+        )
         moved = call_intrin("right_shift", total, const(width, unsigned))
         total = _apply_lane_mask(total, mask) + _apply_lane_mask(moved, mask)
         width *= 2

@@ -97,14 +97,14 @@ def emit_reduction_of_stores(
         size: The elements of the source.
         kind: "max" or "min".
     """
-    at, zero = Var("at"), (const(0),) if target.shape else ()
+    position, zero = Var("at"), (const(0),) if target.shape else ()
     value = BufferLoad(
-        source, (at,), source.dtype
+        source, (position,), source.dtype
     )  # a single index is flat, whatever the buffer's shape
     combined = COMBINE_BY_KIND[kind](target[zero], value, target.dtype)
     start = BufferStore(target, reduction_identity(kind, target.dtype), zero)
     body = BufferStore(target, combined, zero)
-    return start, For(at, const(0), size, ForKind.SERIAL, body, {REDUCED_STORES_KEY: kind})
+    return start, For(position, const(0), size, ForKind.SERIAL, body, {REDUCED_STORES_KEY: kind})
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,10 @@ def _interpolation_taps(
     tap_indices = [cast(base, "int64") + n for n in range(-1, 3)]
     if sampling.cubic_exclude:
         weights = _exclude_out_of_bounds_weights(weights, tap_indices, size)
-    return [(_clamp_coordinate(at, size), w) for at, w in zip(tap_indices, weights, strict=True)]
+    return [
+        (_clamp_coordinate(position, size), w)
+        for position, w in zip(tap_indices, weights, strict=True)
+    ]
 
 
 def _cubic_kernel(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
@@ -328,12 +331,12 @@ def _exclude_out_of_bounds_weights(
     """Zero the weights of pixels outside the data and renormalise the others to sum 1."""
     inside_weights = [
         Select(
-            logical_and(at >= 0, at < size),
+            logical_and(position >= 0, position < size),
             w,
             const(0.0, RESIZE_COORDINATE_DTYPE),
             RESIZE_COORDINATE_DTYPE,
         )
-        for at, w in zip(tap_indices, weights, strict=True)
+        for position, w in zip(tap_indices, weights, strict=True)
     ]
     total = inside_weights[0] + inside_weights[1] + inside_weights[2] + inside_weights[3]
     return [w / total for w in inside_weights]
@@ -377,8 +380,8 @@ def _resize_by_options(
     if len(shape) != len(layout):
         raise ValueError(f"{name}: 'data' of layout {layout!r} expected, got shape {shape}")
     require_min_extent(name, "data", [shape[a] for a in axes], [1] * rank)
-    for at, extent in zip(axes, sizes, strict=True):
-        shape = replace_dim(shape, at, as_dim(extent))
+    for position, extent in zip(axes, sizes, strict=True):
+        shape = replace_dim(shape, position, as_dim(extent))
     try:
         resolved_rounding = nearest_rounding_method(rounding, mode)
     except ValueError as error:

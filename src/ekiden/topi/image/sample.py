@@ -91,8 +91,8 @@ def crop_and_resize(
 
         def load_pixel(iy: PrimExpr, ix: PrimExpr) -> PrimExpr:
             """Load a pixel as a coordinate's dtype, at the border one of the border."""
-            at = (image, channel, _clamp_to_image(iy, h), _clamp_to_image(ix, w))
-            return cast(data[permute_values(at, "NCHW", layout)], SAMPLE_COORDINATE_DTYPE)
+            indices = (image, channel, _clamp_to_image(iy, h), _clamp_to_image(ix, w))
+            return cast(data[permute_values(indices, "NCHW", layout)], SAMPLE_COORDINATE_DTYPE)
 
         if method == "bilinear":
             value = _bilinear_sample(load_pixel, row, column)
@@ -211,9 +211,9 @@ def grid_sample(
         coordinates = [
             cast(grid[(n, rank - 1 - d, *spatial)], SAMPLE_COORDINATE_DTYPE) for d in range(rank)
         ]
-        at = [to_pixel_coordinate(v, s) for v, s in zip(coordinates, sizes, strict=True)]
+        indices = [to_pixel_coordinate(v, s) for v, s in zip(coordinates, sizes, strict=True)]
         if method != "bicubic":
-            at = [pad_coordinate(v, s) for v, s in zip(at, sizes, strict=True)]
+            indices = [pad_coordinate(v, s) for v, s in zip(indices, sizes, strict=True)]
 
         def load_pixel(*pixel_coordinates: PrimExpr) -> PrimExpr:
             """Return a pixel, 0 outside."""
@@ -231,11 +231,11 @@ def grid_sample(
             )
 
         if method == "nearest":
-            value = load_pixel(*(call_intrin("round", v) for v in at))
+            value = load_pixel(*(call_intrin("round", v) for v in indices))
         elif method == "bilinear":
-            value = _interpolate_linearly(load_pixel, [], at)
+            value = _interpolate_linearly(load_pixel, [], indices)
         else:
-            value = _bicubic_sample(load_pixel, at[0], at[1])
+            value = _bicubic_sample(load_pixel, indices[0], indices[1])
         return cast(value, data.dtype)
 
     shape = (*data.shape[:2], *grid.shape[2:])
@@ -318,9 +318,9 @@ def _dilation2d(
         """
         b, channel, y, x = permute_values(i, layout, "NCHW")
         iy, ix = y * sy + ky * dy - top, x * sx + kx * dx - pad_left
-        at = permute_values((b, channel, iy, ix), "NCHW", layout)
+        indices = permute_values((b, channel, iy, ix), "NCHW", layout)
         inside = [iy >= 0, iy < h, ix >= 0, ix < w]
-        value = cast(guarded_load(data, at, inside, te.identity("max", data.dtype)), dtype)
+        value = cast(guarded_load(data, indices, inside, te.identity("max", data.dtype)), dtype)
         factor = cast(weight[permute_values((channel, ky, kx), "IHW", kernel_layout)], dtype)
         outside = fold_binary(EQ, value, lowest)
         return te.max(Select(outside, lowest, value + factor, dtype), (ky, kx))

@@ -131,14 +131,14 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (values, vectors) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work, basis = RowMatrix(ib, dtype, size, size), RowMatrix(ib, dtype, size, size)
             _emit_identity(basis)
 
             def symmetric_element(i: PrimExpr, j: PrimExpr) -> PrimExpr:
                 """Load an element of the matrix by the triangle that is read."""
                 ends = te.max(i, j), te.min(i, j)
-                return source[(*at, *(ends if lower else ends[::-1]))]
+                return source[(*position, *(ends if lower else ends[::-1]))]
 
             work.emit_fill(symmetric_element)
             limit = ib.let(
@@ -156,9 +156,9 @@ def eigh(data: Tensor, lower: bool = True) -> tuple[Tensor, ...]:
                 basis.emit_rotation(i, k, angle)
             ranks = _emit_sort_ranks(ib, lambda i: work[i, i], size)
             with ib.for_range(0, size, "i") as i:
-                values[(*at, ranks[i])] = work[i, i]
+                values[(*position, ranks[i])] = work[i, i]
                 with ib.for_range(0, size, "j") as j:
-                    vectors[(*at, j, ranks[i])] = basis[i, j]
+                    vectors[(*position, j, ranks[i])] = basis[i, j]
         return ib.get()
 
     shapes = batched_shapes(batch, (size,), (size, size))
@@ -192,7 +192,7 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (u_out, values, v_out) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work, basis = (
                 RowMatrix(ib, dtype, count, larger),
                 RowMatrix(ib, dtype, rank_bound, rank_bound),
@@ -200,9 +200,9 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
             _emit_identity(basis)
             with ib.for_range(0, rank_bound, "i") as i, ib.for_range(0, larger, "j") as j:
                 with ib.if_scope(is_wide):
-                    work[i, j] = source[(*at, i, j)]
+                    work[i, j] = source[(*position, i, j)]
                 with ib.else_scope():
-                    work[i, j] = source[(*at, j, i)]
+                    work[i, j] = source[(*position, j, i)]
             scale = _emit_max_abs(ib, work)
             lengths = _emit_orthogonalization(ib, work, basis, scale)
             ranks = _emit_sort_ranks(ib, lambda i: -lengths[i], rank_bound)
@@ -211,10 +211,10 @@ def svd(data: Tensor, full_matrices: bool = True) -> tuple[Tensor, ...]:
                 slot[0] = i
                 with ib.if_scope(i < rank_bound):
                     slot[0] = ranks[i]
-                    values[(*at, slot[0])] = lengths[i] * scale
-                _emit_store_row(ib, is_wide, work, i, (at, slot[0]), (u_out, v_out))
+                    values[(*position, slot[0])] = lengths[i] * scale
+                _emit_store_row(ib, is_wide, work, i, (position, slot[0]), (u_out, v_out))
                 with ib.if_scope(i < rank_bound):
-                    _emit_store_row(ib, Not(is_wide), basis, i, (at, slot[0]), (u_out, v_out))
+                    _emit_store_row(ib, Not(is_wide), basis, i, (position, slot[0]), (u_out, v_out))
         return ib.get()
 
     shapes = batched_shapes(
@@ -235,12 +235,12 @@ def _emit_store_row(
     outs: tuple[BufferVar, BufferVar],
 ) -> None:
     """Emit the store of row i as a row of V' or as a column of U."""
-    (at, number), (u_out, v_out) = destination, outs
+    (position, number), (u_out, v_out) = destination, outs
     with ib.for_range(0, rows.size, "j") as j:
         with ib.if_scope(is_right):
-            v_out[(*at, number, j)] = rows[i, j]
+            v_out[(*position, number, j)] = rows[i, j]
         with ib.else_scope():
-            u_out[(*at, j, number)] = rows[i, j]
+            u_out[(*position, j, number)] = rows[i, j]
 
 
 def _emit_orthogonalization(

@@ -36,9 +36,9 @@ def matrix_exp(data: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             scaled, result, scratch = (RowMatrix(ib, dtype, size, size) for _ in range(3))
-            scaled.emit_fill(lambda i, j: source[(*at, i, j)])
+            scaled.emit_fill(lambda i, j: source[(*position, i, j)])
             halvings = _emit_scaling(ib, scaled)
             result.emit_fill(lambda i, j: _identity_element(i, j, dtype))
             with ib.for_range(
@@ -53,7 +53,7 @@ def matrix_exp(data: Tensor) -> Tensor:
                 _emit_multiply(ib, scratch, result, result)
                 result.emit_fill(lambda i, j: scratch[i, j])
             with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
-                out[(*at, i, j)] = result[i, j]
+                out[(*position, i, j)] = result[i, j]
         return ib.get()
 
     return te.extern_op([data.shape], [data], emit_matrix_exp, [data.dtype], name="matrix_exp")[0]

@@ -35,16 +35,16 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (packed, taus) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, rows, columns)
-            work.emit_fill(lambda i, j: source[(*at, i, j)])
+            work.emit_fill(lambda i, j: source[(*position, i, j)])
             v = ib.allocate(dtype, rows, "v")
             with ib.for_range(0, count, "k") as k:
                 tau = _emit_reflection(ib, work, k, v)
-                taus[(*at, k)] = tau
+                taus[(*position, k)] = tau
                 work.emit_reflection(v, tau, k, k + 1)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
-                packed[(*at, i, j)] = work[i, j]
+                packed[(*position, i, j)] = work[i, j]
         return ib.get()
 
     shapes = batched_shapes(batch, (rows, columns), (count,))
@@ -93,7 +93,7 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, rows, columns)
             work.emit_fill(lambda i, j: Select(i.equal(j), const(1, dtype), const(0, dtype), dtype))
             v = ib.allocate(dtype, rows, "v")
@@ -101,10 +101,10 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
                 k = ib.let("k", count - 1 - step)
                 v[k] = const(1, dtype)
                 with ib.for_range(k + 1, rows, "i") as i:
-                    v[i] = source[(*at, i, k)]
-                work.emit_reflection(v, ib.let("tau", cast(tau[(*at, k)], dtype)), k, k)
+                    v[i] = source[(*position, i, k)]
+                work.emit_reflection(v, ib.let("tau", cast(tau[(*position, k)], dtype)), k, k)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
-                out[(*at, i, j)] = work[i, j]
+                out[(*position, i, j)] = work[i, j]
         return ib.get()
 
     outputs = [packed.shape]

@@ -55,9 +55,9 @@ def det(data: Tensor) -> Tensor:
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, size, size)
-            work.emit_fill(lambda i, j: source[(*at, i, j)])
+            work.emit_fill(lambda i, j: source[(*position, i, j)])
             total = ib.allocate(dtype, 1, "total", "local")
             total[0] = 1
             with ib.for_range(0, size, "k") as k:
@@ -69,7 +69,7 @@ def det(data: Tensor) -> Tensor:
                 total[0] = total[0] * top
                 with ib.if_scope(Not(top.equal(0.0))):
                     _emit_elimination(ib, work, k, top)
-            out[at] = total[0]
+            out[position] = total[0]
         return ib.get()
 
     return te.extern_op([batch], [data], emit_det, [data.dtype], name="det")[0]
@@ -91,27 +91,29 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         factors, pivots, order, info = map(ib.buffer_ptr, outs)
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, rows, columns)
-            work.emit_fill(lambda i, j: source[(*at, i, j)])
-            info[at] = 0
+            work.emit_fill(lambda i, j: source[(*position, i, j)])
+            info[position] = 0
             with ib.for_range(0, rows, "i") as i:
-                order[(*at, i)] = i
+                order[(*position, i)] = i
             with ib.for_range(0, pivot_count, "k") as k:
                 pivot = _emit_pivot_search(ib, work, k)
-                pivots[(*at, k)] = pivot
+                pivots[(*position, k)] = pivot
                 with ib.if_scope(pivot > k):
                     work.emit_swap(k, pivot)
-                    saved = ib.let("kept", order[(*at, k)])
-                    order[(*at, k)] = order[(*at, pivot)]
-                    order[(*at, pivot)] = saved
+                    saved = ib.let("kept", order[(*position, k)])
+                    order[(*position, k)] = order[(*position, pivot)]
+                    order[(*position, pivot)] = saved
                 top = ib.let("top", work[k, k])
                 with ib.if_scope(top.equal(0.0)):
-                    info[at] = Select(info[at].equal(0), cast(k + 1, "int32"), info[at], "int32")
+                    info[position] = Select(
+                        info[position].equal(0), cast(k + 1, "int32"), info[position], "int32"
+                    )
                 with ib.else_scope():
                     _emit_elimination(ib, work, k, top)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
-                factors[(*at, i, j)] = work[i, j]
+                factors[(*position, i, j)] = work[i, j]
         return ib.get()
 
     shapes = batched_shapes(batch, (rows, columns), (pivot_count,), (rows,), ())
@@ -132,21 +134,23 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
         """
         ib = IRBuilder()
         source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, size, size)
-            info[at] = 0
+            info[position] = 0
             with ib.for_range(0, size, "i") as i:
                 with ib.for_range(0, i, "j") as j:  # what is right of column j is 0 in row i
-                    residual = cast(source[(*at, i, j)], dtype) - work.emit_dot(i, j, j)
+                    residual = cast(source[(*position, i, j)], dtype) - work.emit_dot(i, j, j)
                     work[i, j] = residual / work[j, j]
-                residual = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.emit_dot(i, i))
+                residual = ib.let(
+                    "rest", cast(source[(*position, i, i)], dtype) - work.emit_dot(i, i)
+                )
                 # `not (x > 0)` holds for NaN as well, `x <= 0` would not.
-                is_wrong = logical_and(info[at].equal(0), Not(residual > 0.0))
-                info[at] = Select(is_wrong, cast(i + 1, "int32"), info[at], "int32")
+                is_wrong = logical_and(info[position].equal(0), Not(residual > 0.0))
+                info[position] = Select(is_wrong, cast(i + 1, "int32"), info[position], "int32")
                 root = call_intrin("sqrt", residual)
-                work[i, i] = Select(info[at] > 0, const(float("nan"), dtype), root, dtype)
+                work[i, i] = Select(info[position] > 0, const(float("nan"), dtype), root, dtype)
             with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
-                factor[(*at, i, j)] = work[i, j]
+                factor[(*position, i, j)] = work[i, j]
         return ib.get()
 
     shapes = batched_shapes(batch, (size, size), ())
@@ -170,20 +174,20 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
         """
         ib = IRBuilder()
         triangle, right, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with iter_batch(ib, batch) as at:
+        with iter_batch(ib, batch) as position:
             work = RowMatrix(ib, dtype, size, columns)
-            work.emit_fill(lambda i, j: right[(*at, i, j)])
+            work.emit_fill(lambda i, j: right[(*position, i, j)])
             with ib.for_range(0, size, "step") as step:
                 i: PrimExpr = step if lower else ib.let("i", size - 1 - step)
                 done = (as_dim(0), i) if lower else (i + 1, size)
                 with ib.for_range(*done, "k") as k:
-                    work.emit_axpy(i, k, cast(triangle[(*at, i, k)], dtype))
+                    work.emit_axpy(i, k, cast(triangle[(*position, i, k)], dtype))
                 if not unit_diagonal:
-                    top = ib.let("top", cast(triangle[(*at, i, i)], dtype))
+                    top = ib.let("top", cast(triangle[(*position, i, i)], dtype))
                     with ib.for_range(0, columns, "j") as j:
                         work[i, j] = work[i, j] / top
             with ib.for_range(0, size, "i") as i, ib.for_range(0, columns, "j") as j:
-                out[(*at, i, j)] = work[i, j]
+                out[(*position, i, j)] = work[i, j]
         return ib.get()
 
     return te.extern_op([b.shape], [a, b], emit_substitution, [b.dtype], name="solve_triangular")[0]

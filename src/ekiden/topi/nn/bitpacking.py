@@ -28,22 +28,24 @@ def bitpack(
         allowed = ", ".join(BITPACK_DTYPES)
         raise ValueError(f"bitpack: pack_type must be one of {allowed}, got {pack_type!r}")
     require_positive("bitpack", bits=bits)
-    at = normalize_axis(pack_axis, data.ndim, "bitpack")
+    axis_index = normalize_axis(pack_axis, data.ndim, "bitpack")
     plane = normalize_axis(bit_axis, data.ndim + 1, "bitpack")
     width = int(pack_type[4:])
     if bits > 8 * itemsize(data.dtype):
         raise ValueError(f"bitpack: {data.dtype} has no {bits} bits")
-    extent = data.shape[at]
+    extent = data.shape[axis_index]
     if simplify_dim(extent % width) != 0:
-        raise ValueError(f"bitpack: axis {at} must be a multiple of {width}, got {extent}")
-    words = [simplify_dim(d // width) if i == at else d for i, d in enumerate(data.shape)]
+        raise ValueError(f"bitpack: axis {axis_index} must be a multiple of {width}, got {extent}")
+    words = [simplify_dim(d // width) if i == axis_index else d for i, d in enumerate(data.shape)]
     k = te.reduce_axis((0, width), "k")
 
     def pack_word(*i: Var) -> PrimExpr:
         """Pack one bit of each of `width` neighbouring elements into a word."""
         bit = i[plane]
         data_index = [index for n, index in enumerate(i) if n != plane]
-        where = [index * width + k if n == at else index for n, index in enumerate(data_index)]
+        where = [
+            index * width + k if n == axis_index else index for n, index in enumerate(data_index)
+        ]
         shifted = call_intrin("right_shift", data[where], cast(bit, data.dtype))
         only = cast(call_intrin("bitwise_and", shifted, const(1, data.dtype)), pack_type)
         return te.sum(call_intrin("left_shift", only, cast(width - 1 - k, pack_type)), k)

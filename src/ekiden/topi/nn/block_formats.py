@@ -214,8 +214,10 @@ def _scale_of_extreme(grouped: Floats, levels: PackedInts) -> Floats:
         return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.max_value), np.float32)
     # The levels are asymmetric (-8..7): mapping the extreme value to the negative end, with a scale
     # of either sign, uses the whole range.
-    at = np.abs(grouped).argmax(axis=-1)[..., None]
-    return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.min_value))
+    axis_index = np.abs(grouped).argmax(axis=-1)[..., None]
+    return np.asarray(
+        np.take_along_axis(grouped, axis_index, -1)[..., 0] / np.float32(levels.min_value)
+    )
 
 
 def _round_to_levels(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
@@ -239,10 +241,10 @@ def _write_group_scales(number: GroupScale, blocks: Bytes, scales: Floats) -> Fl
         return _reciprocal(scales)
     scales = scales * np.float32(number.sign)
     factor = number.factor
-    at = np.abs(scales).argmax(axis=-1)[..., None]
+    axis_index = np.abs(scales).argmax(axis=-1)[..., None]
     # Signed factors reach one farther below 0 (-32..31): the extreme scale is mapped there.
     end = factor.min_value if factor.min_value < 0 else factor.max_value
-    half = np.take_along_axis(scales, at, -1) / np.float32(end)
+    half = np.take_along_axis(scales, axis_index, -1) / np.float32(end)
     # The integer factors are rounded against the float16 that is stored, not the exact scale: its
     # rounding error is then compensated.
     _write_float16(blocks, number.byte_offset, half)

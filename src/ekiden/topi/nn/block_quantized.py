@@ -285,8 +285,8 @@ def _decode_value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     return value + load_scale(row.offset) if row.offset.sign > 0 else value - load_scale(row.offset)
 
 
-def _byte_loader(weight: Tensor, *at: PrimExpr) -> ByteLoad:
-    return lambda byte: cast(weight[(*at, byte)], "int32")
+def _byte_loader(weight: Tensor, *indices: PrimExpr) -> ByteLoad:
+    return lambda byte: cast(weight[(*indices, byte)], "int32")
 
 
 def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
@@ -311,10 +311,10 @@ def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
 
     def decode_element(*i: Var) -> PrimExpr:
         """Decode an element of the row at the index."""
-        at = normalize_negative_index(indices[i[:-1]], weight.shape[0])
+        position = normalize_negative_index(indices[i[:-1]], weight.shape[0])
         return _decode_value(
             row,
-            _byte_loader(weight, at, i[-1] // row.values_per_block),
+            _byte_loader(weight, position, i[-1] // row.values_per_block),
             i[-1] % row.values_per_block,
         )
 
@@ -386,10 +386,12 @@ def packed_scales(of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr
     that have one. A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
-    lane, at = number % panel, k % row.values_per_block
+    lane, position = number % panel, k % row.values_per_block
     load = _byte_loader(weight, number // panel, k // row.values_per_block)
-    inside = at % VALUES_PER_UNIT // row.group_size * (of.num_factors * panel) + lane
-    group = at // VALUES_PER_UNIT * of.unit_bytes + inside + (of.words_offset + of.factors_offset)
+    inside = position % VALUES_PER_UNIT // row.group_size * (of.num_factors * panel) + lane
+    group = (
+        position // VALUES_PER_UNIT * of.unit_bytes + inside + (of.words_offset + of.factors_offset)
+    )
     reals, factor = [], 0
     for n, real in enumerate(of.group_scales):
         value = _load_float16(load, lane * 2 + 2 * panel * n)
@@ -419,14 +421,14 @@ def _load_packed_level(
     unit, inside = k // VALUES_PER_UNIT, k % VALUES_PER_UNIT
     for n, bit_field in enumerate(of.format.levels.bit_fields):
         word = of.word_position(n, inside * bit_field.bits // VALUES_PER_UNIT)
-        at = (
+        position = (
             (word * of.panel + lane) * BYTES_PER_WORD
             + inside % BYTES_PER_WORD
             + of.words_offset
             + unit * of.unit_bytes
         )
         shift = inside % (VALUES_PER_UNIT // bit_field.bits) // BYTES_PER_WORD * bit_field.bits
-        level = level + _extract_bits(load, at, shift, bit_field.bits, low)
+        level = level + _extract_bits(load, position, shift, bit_field.bits, low)
         low += bit_field.bits
     return level
 

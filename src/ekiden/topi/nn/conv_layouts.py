@@ -99,14 +99,14 @@ def _depthwise_conv2d(
     out_dtype: str | None,
 ) -> Tensor:
     """Return a depthwise convolution; the results of a channel multiplier are adjacent."""
-    at = layouts[1].index("O")
-    channels, multiplier = as_ints(weight.shape[at : at + 2])
+    position = layouts[1].index("O")
+    channels, multiplier = as_ints(weight.shape[position : position + 2])
     if multiplier != 1:
         shape: tuple[Dim, ...] = (
-            *weight.shape[:at],
+            *weight.shape[:position],
             channels * multiplier,
             1,
-            *weight.shape[at + 2 :],
+            *weight.shape[position + 2 :],
         )
         weight = reshape(weight, shape)
     return conv(data, weight, stride, padding, dilation, channels, *layouts, out_dtype)

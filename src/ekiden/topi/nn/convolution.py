@@ -182,15 +182,15 @@ def conv(
     def sum_over_taps(*i: Var) -> PrimExpr:
         """Return the sum over taps and the channels of one group; the data are 0 outside."""
         b, o, *positions = permute_values(i, result, plain)
-        at = [
+        point = [
             p * s + k * d - f
             for p, s, k, d, f in zip(positions, strides, taps, steps, before, strict=True)
         ]
         conditions = []
-        for index, size, first, last in zip(at, sizes, before, after, strict=True):
+        for index, size, first, last in zip(point, sizes, before, after, strict=True):
             conditions += in_range_conditions(index, size, first > 0, last > 0)
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
-        indices = permute_values((b, channel, *at), plain, data_layout)
+        indices = permute_values((b, channel, *point), plain, data_layout)
         value = guarded_load(inp, indices, conditions, const(0, inp.dtype))
         factor = weight_element(filt, layout, o, ci, taps, out_per_group)
         return te.sum(cast(value, dtype) * cast(factor, dtype), (*taps, ci))

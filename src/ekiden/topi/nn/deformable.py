@@ -118,8 +118,8 @@ def _deformable_conv2d(
         )
         row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
         column = cast(x * sx + kx * dx - pad_left, "float32") + cast(move_x, "float32")
-        at = permute_values((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
-        value = DEFORMABLE_SAMPLERS[border](data, at, y_axis, x_axis, row, column)
+        indices = permute_values((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
+        value = DEFORMABLE_SAMPLERS[border](data, indices, y_axis, x_axis, row, column)
         if mask is not None:
             mask_channel = ci // group_channels * kh * kw + ky * kw + kx
             value = value * cast(

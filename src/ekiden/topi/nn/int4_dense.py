@@ -69,10 +69,10 @@ def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) ->
         """Return the sum over k of data * (level - zero point) * scale; the low nibble of a byte
         comes first.
         """
-        at = (i[-1], k // block)
-        byte = cast(weight[(*at, k % block // 2)], "int32")
+        indices = (i[-1], k // block)
+        byte = cast(weight[(*indices, k % block // 2)], "int32")
         level = _extract_nibbles(byte, cast(k % 2 * 4, "int32"))
-        weighed = cast(level - cast(point[at], "int32"), data.dtype) * scale[at]
+        weighed = cast(level - cast(point[indices], "int32"), data.dtype) * scale[indices]
         return te.sum(data[(*i[:-1], k)] * weighed, k)
 
     return te.compute((*data.shape[:-1], weight.shape[0]), sum_over_k, name="dense_nibbles")
@@ -93,12 +93,14 @@ def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
         """Return the sum over int8 words: a word's low nibbles hold the first half of a group, its
         high nibbles the second.
         """
-        panel, row, at = i[-1] // ROWS_PER_PANEL, i[-1] % ROWS_PER_PANEL, k // block
+        panel, row, position = i[-1] // ROWS_PER_PANEL, i[-1] % ROWS_PER_PANEL, k // block
         shift = k % (VALUES_PER_WORD // 2) * 8 + k % VALUES_PER_WORD // (VALUES_PER_WORD // 2) * 4
-        word = weight[panel, at, k % block // VALUES_PER_WORD, row]
-        level = _extract_nibbles(word, cast(shift, "int32")) - cast(point[panel, at, row], "int32")
+        word = weight[panel, position, k % block // VALUES_PER_WORD, row]
+        level = _extract_nibbles(word, cast(shift, "int32")) - cast(
+            point[panel, position, row], "int32"
+        )
         product = cast(cast(data[(*i[:-1], k)], "int32") * level, "float32")
-        return te.sum(product * step[(*i[:-1], at)] * scale[panel, at, row], k)
+        return te.sum(product * step[(*i[:-1], position)] * scale[panel, position, row], k)
 
     attrs = {"inputs": tuple(inputs), "units": units}
     return te.compute(

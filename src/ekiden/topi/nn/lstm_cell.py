@@ -69,10 +69,10 @@ def lstm(
         product, and both biases. Row t of the states is the state after step t, row 0 the
         initial one.
         """
-        at = hidden * weight_layout.index(letter) + h
-        value = projected[t - 1, b, at] + recurrent[t, b, at]
+        position = hidden * weight_layout.index(letter) + h
+        value = projected[t - 1, b, position] + recurrent[t, b, position]
         for bias in (Bi, Bh):
-            value = value if bias is None else value + bias[at]
+            value = value if bias is None else value + bias[position]
         return value
 
     def peephole(weight: Tensor | None, cell: PrimExpr, h: PrimExpr) -> PrimExpr:

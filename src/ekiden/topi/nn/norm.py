@@ -69,12 +69,12 @@ def batch_norm(
     Returns:
         The normalised data and the moving statistics.
     """
-    at = normalize_axis(1 if axis is None else axis, data.ndim, "batch_norm")
+    axis_index = normalize_axis(1 if axis is None else axis, data.ndim, "batch_norm")
     small = 1e-5 if epsilon is None else epsilon
     mean, var = moving_mean, moving_var
     news = [elementwise(t, lambda v: v, "copy") for t in (moving_mean, moving_var)]
     if training:
-        axes = [n for n in range(data.ndim) if n != at]
+        axes = [n for n in range(data.ndim) if n != axis_index]
         share = 0.1 if momentum is None else momentum
         mean, var = reduce_mean(data, axes), variance(data, axes)
         pairs = ((moving_mean, mean), (moving_var, var))
@@ -84,7 +84,7 @@ def batch_norm(
         """Return (data - mean) * (1 / sqrt(var + epsilon) * gamma) + beta, in the dtype of the
         data.
         """
-        c = i[at]
+        c = i[axis_index]
         factor = call_intrin("rsqrt", var[c] + const(small, var.dtype))
         value = (data[i] - mean[c]) * (factor if scale is False else factor * gamma[c])
         return value if center is False else value + beta[c]
@@ -154,9 +154,9 @@ def affine_transform(
 
     def apply_affine(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
         """Apply the affine map to one element; parameters may have another dtype."""
-        at = parameters(indices)
-        scaled = value if gamma is None else value * cast(gamma[at], value.dtype)
-        return scaled if beta is None else scaled + cast(beta[at], value.dtype)
+        position = parameters(indices)
+        scaled = value if gamma is None else value * cast(gamma[position], value.dtype)
+        return scaled if beta is None else scaled + cast(beta[position], value.dtype)
 
     return apply_affine
 
@@ -210,9 +210,13 @@ def instance_norm(
     then scale by gamma and add beta of its channel.
     """
     axes = normalize_axes(axis, data.ndim, "instance_norm")
-    at = normalize_axis(channel_axis, data.ndim, "instance_norm")
+    axis_index = normalize_axis(channel_axis, data.ndim, "instance_norm")
     return normalize(
-        data, axes, epsilon, affine_transform(gamma, beta, lambda i: [i[at]]), "instance_norm"
+        data,
+        axes,
+        epsilon,
+        affine_transform(gamma, beta, lambda i: [i[axis_index]]),
+        "instance_norm",
     )
 
 
@@ -279,19 +283,21 @@ def lrn(
     """Return x / (bias + alpha / size * sum of squares over `size` channels) ** beta (local
     response normalisation).
     """
-    at = normalize_axis(axis, data.ndim, "lrn")
+    axis_index = normalize_axis(axis, data.ndim, "lrn")
     require_positive("lrn", size=size)
     before = (size - 1) // 2
-    extent, zero = data.shape[at], const(0, data.dtype)
+    extent, zero = data.shape[axis_index], const(0, data.dtype)
     reach = known_int(extent)
     beyond = size if reach is None else max(reach, 1)  # what lies farther away adds 0
     offsets = range(max(-before, 1 - beyond), min(size - before, beyond))
 
     def squared_channel(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
         """Return the square of the channel at `offset`; 0 beyond the first and last."""
-        channel_index = i[at] + offset
+        channel_index = i[axis_index] + offset
         conditions = in_range_conditions(channel_index, extent, offset < 0, offset > 0)
-        value = widen_half(guarded_load(data, replace_dim(i, at, channel_index), conditions, zero))
+        value = widen_half(
+            guarded_load(data, replace_dim(i, axis_index, channel_index), conditions, zero)
+        )
         return value * value
 
     def normalize_element(*i: Var) -> PrimExpr:

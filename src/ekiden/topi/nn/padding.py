@@ -147,15 +147,15 @@ def _pad_with_constant(
     width: Sequence[Sequence[PrimExpr]],
     indices: Sequence[PrimExpr],
 ) -> PrimExpr:
-    at, conditions = [], []
+    point, conditions = [], []
     for index, size, (before, after) in zip(indices, data.shape, width, strict=True):
         position = index - before
-        at.append(position)
+        point.append(position)
         if not _is_known_nonpositive(before):
             conditions.append(position >= 0)
         if not _is_known_nonpositive(after):
             conditions.append(position < size)
-    return guarded_load(data, at, conditions, value)
+    return guarded_load(data, point, conditions, value)
 
 
 def _is_known_nonpositive(width: PrimExpr) -> bool:

@@ -177,13 +177,19 @@ def write_pages(cache: Tensor, projected: Tensor, places: Sequence[Tensor], page
         t, g = Var("t"), Var("g")
         position, source = (Var(n, "int64") for n in ("position", "source"))
         row = cast(sequences[t], "int64") * tables.shape[1] + position // page
-        number, at = cast(tables[simplify(row)], "int64"), position % page
+        number, offset = cast(tables[simplify(row)], "int64"), position % page
         stores = []
         for values in (0, 1):
             base = Var(f"base{values}", "int64")
             start = plane.plane_offset(old, cast(layer[0], "int64"), number, g, values)
             put = _emit_token_store(
-                plane, projected_buffer, source + values * groups * depth, outs[0], base, at, values
+                plane,
+                projected_buffer,
+                source + values * groups * depth,
+                outs[0],
+                base,
+                offset,
+                values,
             )
             stores.append(LetStmt(base, start, put))
         loop: Stmt = LetStmt(

@@ -110,24 +110,24 @@ class PoolWindow:
         self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
     ) -> PrimExpr:
         """Load the data at a tap of a window, `otherwise` in the padding."""
-        at, conditions = list(indices), []
+        point, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
-            at[axis] = self.window_start(indices, n) + taps[n] * self.dilation[n]
+            point[axis] = self.window_start(indices, n) + taps[n] * self.dilation[n]
             beyond = self.may_reach(n, self.data.shape[axis])
             conditions += in_range_conditions(
-                at[axis], self.data.shape[axis], self.before[n] > 0, beyond
+                point[axis], self.data.shape[axis], self.before[n] > 0, beyond
             )
-        return guarded_load(self.data, at, conditions, otherwise)
+        return guarded_load(self.data, point, conditions, otherwise)
 
     def load_clamped_tap(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
         """Load the data at a tap of a window, clamped to the nearest element."""
-        at = list(indices)
+        point = list(indices)
         for n, axis in enumerate(self.axes):
             position = self.window_start(indices, n) + taps[n]
             if self.may_reach(n, self.data.shape[axis]):
                 position = minimum(position, self.data.shape[axis] - 1)
-            at[axis] = maximum(position, 0) if self.before[n] > 0 else position
-        return self.data[at]
+            point[axis] = maximum(position, 0) if self.before[n] > 0 else position
+        return self.data[point]
 
     def covered_ranges(self) -> list[tuple[PrimExpr, PrimExpr]]:
         """Return the (begin, extent) that windows cover on each axis, `begin` elements before the
@@ -291,12 +291,12 @@ def _reduce_bins(
 
     def reduce_bin(*i: Var) -> PrimExpr:
         """Reduce over the longest bin's extent; elements after a bin's end count as `otherwise`."""
-        at, conditions = list[PrimExpr](i), []
+        indices, conditions = list[PrimExpr](i), []
         for n, axis in enumerate(axes):
             begin, end = bounds(i, n)
-            at[axis] = begin + taps[n]
-            conditions.append(at[axis] < end)
-        value = guarded_load(data, at, conditions, cast(otherwise, data.dtype))
+            indices[axis] = begin + taps[n]
+            conditions.append(indices[axis] < end)
+        value = guarded_load(data, indices, conditions, cast(otherwise, data.dtype))
         return reducer(cast(value, otherwise.dtype), taps)
 
     return te.compute(shape, reduce_bin, name=name, tag="pool", attrs={"axes": tuple(axes)})
@@ -356,9 +356,9 @@ def _pool(
     around = normalize_padding(padding, [as_dim(k) for k in sizes], steps)
     extent = window_extent_ceil if ceil_mode else window_extent
     shape: Shape = data.shape
-    for n, at in enumerate(axes):
-        count = extent(shape[at], sizes[n], strides[n], around[n], around[n + rank], steps[n])
-        shape = replace_dim(shape, at, count)
+    for n, position in enumerate(axes):
+        count = extent(shape[position], sizes[n], strides[n], around[n], around[n + rank], steps[n])
+        shape = replace_dim(shape, position, count)
     window = PoolWindow(data, shape, axes, sizes, strides, steps, around, ceil_mode)
     return max_pool(window) if pool_type == "max" else avg_pool(window, count_include_pad)
 
@@ -432,9 +432,9 @@ def _adaptive_pool(
     axes = spatial_axis_indices(layout)
     extents = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
     shape: Shape = data.shape
-    extents = extents or [shape[at] for at in axes]
-    for at, extent in zip(axes, as_shape(extents), strict=True):
-        shape = replace_dim(shape, at, extent)
+    extents = extents or [shape[position] for position in axes]
+    for position, extent in zip(axes, as_shape(extents), strict=True):
+        shape = replace_dim(shape, position, extent)
     return (adaptive_max_pool if pool_type == "max" else adaptive_avg_pool)(data, shape, axes)
 
 
@@ -491,24 +491,24 @@ def pool_grad(
         """Sum over the windows that cover an element: its share of their gradient, or the whole
         gradient where the window's first maximum is this tap.
         """
-        at, conditions, taps = list[PrimExpr](i), [], []
+        indices, conditions, taps = list[PrimExpr](i), [], []
         for n, axis in enumerate(axes):
             # Window w covers this element if its tap (position - w * stride) is in [0, kernel).
             position = i[axis] + around[n]
-            at[axis] = position // strides[n] - covering[n]
-            tap = position - at[axis] * strides[n]
+            indices[axis] = position // strides[n] - covering[n]
+            tap = position - indices[axis] * strides[n]
             taps.append(tap)
-            conditions += [at[axis] >= 0, at[axis] < grads.shape[axis], tap < sizes[n]]
+            conditions += [indices[axis] >= 0, indices[axis] < grads.shape[axis], tap < sizes[n]]
         inside_all = functools.reduce(logical_and, conditions)
         if first is None:
-            count = window.num_counted_taps(at, count_include_pad)
-            share = cast(grads[at] / cast(count, grads.dtype), grads.dtype)
+            count = window.num_counted_taps(indices, count_include_pad)
+            share = cast(grads[indices] / cast(count, grads.dtype), grads.dtype)
             return te.sum(if_then_else(inside_all, share, zero), covering)
         flat: PrimExpr = as_dim(0)
         for size, tap in zip(sizes, taps, strict=True):
             flat = flat * size + tap
         chosen = if_then_else(
-            inside_all, Select(first[at].equal(flat), grads[at], zero, zero.dtype), zero
+            inside_all, Select(first[indices].equal(flat), grads[indices], zero, zero.dtype), zero
         )
         return te.sum(chosen, covering)
 

@@ -114,9 +114,9 @@ def space_to_batch_nd(
     def load_padded_element(*i: Var) -> PrimExpr:
         """Return one element of the result: the input element, or the pad value outside of it."""
         inner = unravel(i[0] // batch, as_shape(block_shape))
-        at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
-        conditions = [c for n, p in enumerate(at) for c in (p >= 0, p < data.shape[1 + n])]
-        index = (i[0] % batch, *at, *i[1 + rank :])
+        indices = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
+        conditions = [c for n, p in enumerate(indices) for c in (p >= 0, p < data.shape[1 + n])]
+        index = (i[0] % batch, *indices, *i[1 + rank :])
         return guarded_load(data, index, conditions, const(pad_value, data.dtype))
 
     shape = (simplify_dim(batch * blocks), *sizes, *data.shape[1 + rank :])
@@ -155,11 +155,11 @@ def batch_to_space_nd(
 
     def load_from_batch(*i: Var) -> PrimExpr:
         """Return the element whose batch follows from the position in the block."""
-        at = [i[1 + n] + first[n] for n in range(rank)]
+        indices = [i[1 + n] + first[n] for n in range(rank)]
         inner: PrimExpr = as_dim(0)
         for n, block in enumerate(block_shape):
-            inner = inner * block + at[n] % block
-        outer = [p // b for p, b in zip(at, block_shape, strict=True)]
+            inner = inner * block + indices[n] % block
+        outer = [p // b for p, b in zip(indices, block_shape, strict=True)]
         return data[(inner * batch + i[0], *outer, *i[1 + rank :])]
 
     shape = (batch, *sizes, *data.shape[1 + rank :])
@@ -193,24 +193,24 @@ def dilate(
         for index, step in zip(i, strides, strict=True):
             if step != 1:
                 exact = logical_and(exact, fold_binary(EQ, index % step, 0))
-        at = [index // step for index, step in zip(i, strides, strict=True)]
-        return if_then_else(exact, data[at], const(dilation_value, data.dtype))
+        indices = [index // step for index, step in zip(i, strides, strict=True)]
+        return if_then_else(exact, data[indices], const(dilation_value, data.dtype))
 
     return te.compute(shape, dilate_element, name=name, tag="injective")
 
 
 def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
     """Shift the buffer along an axis by the extent of `data`, which fills its end."""
-    at = normalize_axis(axis, buffer.ndim, "fifo_buffer")
-    size, extent = buffer.shape[at], data.shape[at]
-    require_shape("fifo_buffer", "data", data.shape, replace_dim(buffer.shape, at, extent))
+    axis_index = normalize_axis(axis, buffer.ndim, "fifo_buffer")
+    size, extent = buffer.shape[axis_index], data.shape[axis_index]
+    require_shape("fifo_buffer", "data", data.shape, replace_dim(buffer.shape, axis_index, extent))
     require_min_extent("fifo_buffer", "buffer", (size,), (extent,))
 
     def shift_element(*i: Var) -> PrimExpr:
         """Return the shifted buffer's element; after its end, the new data's."""
-        old = buffer[replace_dim(i, at, i[at] + extent)]
-        new = data[replace_dim(i, at, i[at] + extent - size)]
-        return if_then_else(i[at] + extent < size, old, new)
+        old = buffer[replace_dim(i, axis_index, i[axis_index] + extent)]
+        new = data[replace_dim(i, axis_index, i[axis_index] + extent - size)]
+        return if_then_else(i[axis_index] + extent < size, old, new)
 
     return te.compute(buffer.shape, shift_element, name="fifo_buffer", tag="injective")
 

@@ -94,12 +94,12 @@ def conv_transpose(
         data_indices: list[PrimExpr] = []
         conditions: list[PrimExpr] = []
         for axis in range(rank):
-            window, at, reaches = _tap_indices(
+            window, position, reaches = _tap_indices(
                 positions[axis] + before[axis], taps[axis], kernel[axis], sizes[axis],
                 strides[axis], steps[axis],
             )  # fmt: skip
             windows.append(window)
-            data_indices.append(at)
+            data_indices.append(position)
             conditions += reaches
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
         # Gather form: a result sums the taps that reach it, so that no two iterations write one
@@ -150,10 +150,10 @@ def _tap_indices(
     result.
     """
     if dilation == 1:
-        tap, at = position % stride + j * stride, position // stride - j
+        tap, offset = position % stride + j * stride, position // stride - j
         # If the stride does not divide the kernel, the last tap of some positions is behind it.
         fits = [] if _is_exact_stride(stride, kernel) else [tap < kernel]
-        return tap, at, [*fits, at >= 0, at < size]
+        return tap, offset, [*fits, offset >= 0, offset < size]
     start = position - j * dilation
     # Between multiples of the stride there are no data.
     exact = [] if stride == 1 else [fold_binary(EQ, start % stride, as_dim(0))]

@@ -224,8 +224,8 @@ def reference_conv2d(
     tiles = np.zeros((n, down, across, size, size, depth), a.dtype)
     for i in range(size):
         for j in range(size):
-            at = padded[:, i : i + down * m : m, j : j + across * m : m]
-            tiles[:, :, :, i, j] = at[:, :down, :across]
+            position = padded[:, i : i + down * m : m, j : j + across * m : m]
+            tiles[:, :, :, i, j] = position[:, :down, :across]
     # V = B' d B, M = U V and Y = A' M A, as in Lavin and Gray (2016).
     inside = np.einsum("ai,bj,nyxijc->abnyxc", b, b, tiles, optimize=True)
     plain = weight[:, :, :depth].transpose(0, 2, 1, 3).reshape(size, size, depth, -1)
@@ -247,10 +247,10 @@ def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -
     """Return an element of a small constant matrix as a chain of selects."""
     width = matrix.shape[1]
     element: PrimExpr = const(0, dtype)
-    for at, value in enumerate(matrix.ravel()):
+    for index, value in enumerate(matrix.ravel()):
         if value:
             element = Select(
-                fold_binary(EQ, row * width + column, as_dim(at)),
+                fold_binary(EQ, row * width + column, as_dim(index)),
                 const(float(value) if is_float(dtype) else int(value), dtype),
                 element,
                 dtype,
@@ -354,9 +354,9 @@ def undo_integer_scale(sums: Tensor, m: int) -> Tensor:
     """Return the sums of bytes, from `sums` scaled by D^2."""
     inverse, shift = integer_unscaling(m)
 
-    def unscale_element(*at: Var) -> PrimExpr:
+    def unscale_element(*indices: Var) -> PrimExpr:
         """Divide a sum by the scale, exactly: multiply by the inverse modulo 2^32 and shift."""
-        scaled = sums[at] * const(inverse, "int32")
+        scaled = sums[indices] * const(inverse, "int32")
         return call_intrin("right_shift", scaled, const(shift, "int32"), dtype="int32")
 
     return te.compute(sums.shape, unscale_element, name="winograd_reduced", tag="elemwise")

@@ -80,9 +80,11 @@ def _row_products(
         with ib.for_range(0, shape[rows], "row", kind="parallel") as row:
             begin, end = (ib.let("k", cast(starts[row + n], "int64")) for n in (0, 1))
             with ib.for_range(0, shape[columns], "column") as column:
-                at = (column, row) if transposed else (row, column)
+                position = (column, row) if transposed else (row, column)
                 total = ib.allocate(wide, 1, "total", "local")
-                first = const(0, wide) if extra is None else cast(ib.buffer_ptr(ins[4])[at], wide)
+                first = (
+                    const(0, wide) if extra is None else cast(ib.buffer_ptr(ins[4])[position], wide)
+                )
                 total[0] = first
                 with ib.for_range(begin, end, "k") as k:
                     where = normalize_negative_index(
@@ -90,7 +92,7 @@ def _row_products(
                     )
                     load = factor[(column, where) if transposed else (where, column)]
                     ib.increase(total, 0, cast(values[k], wide) * cast(load, wide))
-                out[at] = cast(total[0], data.dtype)
+                out[position] = cast(total[0], data.dtype)
         return ib.get()
 
     inputs = [data, indices, indptr, dense, *([] if extra is None else [extra])]
@@ -205,9 +207,13 @@ def sparse_conv2d(
         if layout == "NCHW":
             tap, channel = column % taps, column // taps
         y, x = row // w % h + tap // size - border, row % w + tap % size - border
-        at = permute_values((row // (h * w), channel, y, x), "NCHW", layout)
+        indices = permute_values((row // (h * w), channel, y, x), "NCHW", layout)
         inside = te.all(y >= 0, y < h, x >= 0, x < w)
-        return data[at] if size == 1 else te.if_then_else(inside, data[at], const(0, data.dtype))
+        return (
+            data[indices]
+            if size == 1
+            else te.if_then_else(inside, data[indices], const(0, data.dtype))
+        )
 
     rows = te.compute(
         (simplify_dim(n * h * w), simplify_dim(c * taps)),

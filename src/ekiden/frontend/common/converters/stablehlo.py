@@ -228,10 +228,12 @@ def gather(
 
     Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
-    at = gather_scatter.decode_window_positions(
+    position = gather_scatter.decode_window_positions(
         node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map
     )
-    return gather_scatter.gather_windows(node, gather_scatter.clamp_positions(node, at), offsets)
+    return gather_scatter.gather_windows(
+        node, gather_scatter.clamp_positions(node, position), offsets
+    )
 
 
 def scatter_window_positions(

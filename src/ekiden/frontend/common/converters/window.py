@@ -175,12 +175,12 @@ def emit_convolution(
     if is_line:
         window, data = window.unsqueeze_height(), op.expand_dims(data, axis=2)
         weight = _unsqueeze_weight(weight)
-    at, options = len(window.strides) - 2, dict[str, object]()
-    function: Callable[..., Expr] = _CONV_OPS[at]
-    if conv2d is not None and at == 0:
+    position, options = len(window.strides) - 2, dict[str, object]()
+    function: Callable[..., Expr] = _CONV_OPS[position]
+    if conv2d is not None and position == 0:
         function = conv2d
     if output_padding is not None:
-        function = _CONV_TRANSPOSE_OPS[at]
+        function = _CONV_TRANSPOSE_OPS[position]
         options["output_padding"] = (0, *output_padding) if is_line else tuple(output_padding)
     if layouts is not None:
         options["data_layout"], options["kernel_layout"] = layouts
@@ -225,7 +225,7 @@ def emit_transposed_convolution(
         [known_int(r) for r in window.dilated_extents],
     )
     before, after, output_padding = [], [], []
-    for at, (extent, size, span, step) in enumerate(
+    for index, (extent, size, span, step) in enumerate(
         zip(extents, sizes, reach, window.strides, strict=True)
     ):
         if extent is None or size is None or span is None:
@@ -234,8 +234,8 @@ def emit_transposed_convolution(
         # cropped as padding.
         spare = (extent - 1) * step + span - size
         low, high = (
-            known_int(window.padding_before[at]) or 0,
-            known_int(window.padding_after[at]) or 0,
+            known_int(window.padding_before[index]) or 0,
+            known_int(window.padding_after[index]) or 0,
         )
         if is_same:
             low, high = max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2

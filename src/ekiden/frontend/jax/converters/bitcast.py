@@ -85,8 +85,10 @@ def _split_words(node: StablehloNode, data: Expr, width: int, word: int) -> Expr
     dtype, target = _unsigned_dtype(width), _unsigned_dtype(word)
     mask = const(np.array((1 << word) - 1, dtype))
     rows = [
-        op.cast(op.bitwise_and(op.right_shift(plain, const(np.array(at, dtype))), mask), target)
-        for at in range(0, width, word)
+        op.cast(
+            op.bitwise_and(op.right_shift(plain, const(np.array(position, dtype))), mask), target
+        )
+        for position in range(0, width, word)
     ]
     return op.stack(rows, axis=-1)
 
@@ -113,8 +115,8 @@ def _join_words(node: StablehloNode, words: Expr, first: int, count: int, word: 
     plain = _unsigned_dtype(width)
     total: Expr | None = None
     for index in range(count):
-        at = const(first + index, "int64")
-        word_value = op.cast(op.take(words, at, axis=-1), plain)
+        position = const(first + index, "int64")
+        word_value = op.cast(op.take(words, position, axis=-1), plain)
         moved = (
             op.left_shift(word_value, const(np.array(index * word, plain))) if index else word_value
         )

@@ -66,13 +66,13 @@ def _trip_count(node: StablehloNode, test: ir.Block, body: ir.Block) -> int | No
     if "LT" not in str(compared[0].attributes["comparison_direction"]):
         return None
     counter, limit = compared[0].operands
-    at = [i for i, a in enumerate(test.arguments) if a == counter]
+    indices = [i for i, a in enumerate(test.arguments) if a == counter]
     inside = {r: o for o in test_operations for r in o.results}
     owner = inside.get(limit)
     bound = _splat_int(owner) if owner is not None else _constant_int(node.graph.real_value(limit))
-    if len(at) != 1 or bound is None or not _is_unit_increment(node, body, at[0]):
+    if len(indices) != 1 or bound is None or not _is_unit_increment(node, body, indices[0]):
         return None
-    first = _constant_int(node.value(at[0]))
+    first = _constant_int(node.value(indices[0]))
     return None if first is None else max(int(bound) - int(first), 0)
 
 
@@ -138,7 +138,10 @@ def _select_elementwise(
 def _case(node: StablehloNode) -> ImportedValues:
     """Convert case; an index out of range selects the last branch (StableHLO)."""
     count = len(node.operation.regions)
-    runs = [partial(node.import_block_by_parts, node.region_block(at), []) for at in range(count)]
+    runs = [
+        partial(node.import_block_by_parts, node.region_block(position), [])
+        for position in range(count)
+    ]
     return reassemble_complex(node.operation.results, emit_switch(node, node.value(0), runs))
 
 

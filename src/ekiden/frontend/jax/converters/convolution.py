@@ -32,12 +32,14 @@ class _ConvAxes:
     @staticmethod
     def of(node: StablehloNode) -> _ConvAxes:
         """Decode the attribute `dimension_numbers`."""
-        at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
+        dims: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
         return _ConvAxes(
-            [at.input_batch_dimension, at.input_feature_dimension, *at.input_spatial_dimensions],
-            [at.kernel_output_feature_dimension, at.kernel_input_feature_dimension,
-             *at.kernel_spatial_dimensions],
-            [at.output_batch_dimension, at.output_feature_dimension, *at.output_spatial_dimensions],
+            [dims.input_batch_dimension, dims.input_feature_dimension,
+             *dims.input_spatial_dimensions],
+            [dims.kernel_output_feature_dimension, dims.kernel_input_feature_dimension,
+             *dims.kernel_spatial_dimensions],
+            [dims.output_batch_dimension, dims.output_feature_dimension,
+             *dims.output_spatial_dimensions],
         )  # fmt: skip
 
 

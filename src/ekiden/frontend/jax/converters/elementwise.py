@@ -125,7 +125,7 @@ def _count_bits(x: Expr, dtype: str) -> Expr:
     sums = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
-        pattern = sum(((1 << step) - 1) << at for at in range(0, width, 2 * step))
+        pattern = sum(((1 << step) - 1) << position for position in range(0, width, 2 * step))
         mask = const(np.array(pattern, plain))
         high = op.right_shift(sums, const(step, plain))
         sums = op.add(op.bitwise_and(sums, mask), op.bitwise_and(high, mask))

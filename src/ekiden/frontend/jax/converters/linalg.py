@@ -32,7 +32,7 @@ def _rank(node: StablehloNode) -> int:
 
 
 def _tuple_fields(outputs: Call, count: int) -> list[Expr]:
-    return [TupleGetItem(outputs, at) for at in range(count)]
+    return [TupleGetItem(outputs, position) for position in range(count)]
 
 
 def _getrf(node: StablehloNode) -> list[Expr]:

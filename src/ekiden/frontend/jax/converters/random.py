@@ -168,8 +168,8 @@ def _philox_4x32(node: StablehloNode, key: Sequence[Expr], counter: Sequence[Exp
     for _ in range(_PHILOX_ROUNDS):
         low, high = zip(
             *(
-                _mulhilo(node, words[at], factor)
-                for at, factor in zip((0, 2), _PHILOX_MULTIPLIERS, strict=True)
+                _mulhilo(node, words[position], factor)
+                for position, factor in zip((0, 2), _PHILOX_MULTIPLIERS, strict=True)
             ),
             strict=True,
         )

@@ -68,11 +68,11 @@ def dynamic_reduce_window(node: StablehloNode) -> Result | ImportedValues:
     of windows, and padding.
     """
     count = (len(node.inputs) - 5) // 2
-    at = 2 * count
-    inner, dilation = (node.static_dims(node.sizes(at + i), "dilations") for i in (2, 3))
-    padding = node.signed_dims(at + 4)
+    position = 2 * count
+    inner, dilation = (node.static_dims(node.sizes(position + i), "dilations") for i in (2, 3))
+    padding = node.signed_dims(position + 4)
     windows = Window(
-        node.sizes(at), node.static_dims(node.sizes(at + 1), "strides"), dilation,
+        node.sizes(position), node.static_dims(node.sizes(position + 1), "strides"), dilation,
         tuple(padding[::2]), tuple(padding[1::2]), tuple(d - 1 for d in inner),
     )  # fmt: skip
     return reduce_window(node, windows, count)

@@ -84,8 +84,8 @@ def _match_arg_reduction(
     # NumPy's argmax returns the first NaN.
     nan = op.isnan(data)  # the first NaN is the answer
     any_nan = op.any(nan, axis=list(axes), keepdims=False)
-    at = op.argmax(op.cast(nan, "int32"), axis=list(axes), keepdims=False)
-    index = op.where(any_nan, op.cast(at, node.dtype(1)), index)
+    axis_index = op.argmax(op.cast(nan, "int32"), axis=list(axes), keepdims=False)
+    index = op.where(any_nan, op.cast(axis_index, node.dtype(1)), index)
     return [op.where(any_nan, const(np.nan, node.dtype(0)), extremum), index]
 
 
@@ -126,7 +126,9 @@ def _tree_reduce_axis(
     # log2(extent) whole-tensor steps instead of one per element; StableHLO leaves the order open.
     while extent > 1:
         half = extent // 2
-        low_half, high_half = (_slice_axis(node, values, axis, at, at + half) for at in (0, half))
+        low_half, high_half = (
+            _slice_axis(node, values, axis, position, position + half) for position in (0, half)
+        )
         combined_half = apply_body(node, block, low_half, high_half)
         if extent % 2:
             last = _slice_axis(node, values, axis, extent - 1, extent)
@@ -168,8 +170,8 @@ def _reduce_by_loop(
 
     def loop_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Apply the reducer to the carried values and the next rows."""
-        at = op.add(scope.expr(index), const(1, "int64"))
-        rows = reassemble_complex(kinds, [take_row(v, at) for v in flatten_parts(values)])
+        position = op.add(scope.expr(index), const(1, "int64"))
+        rows = reassemble_complex(kinds, [take_row(v, position) for v in flatten_parts(values)])
         return Iteration(
             go, flatten_parts(apply_body(node, block, reassemble_complex(kinds, carried), rows))
         )

@@ -42,7 +42,7 @@ def _scatter(node: StablehloNode) -> ImportedValues:
     """
     count, block = len(node.whole) // 2, node.region_block()
     numbers: Any = stablehlo.ScatterDimensionNumbers(node.attribute("scatter_dimension_numbers"))
-    at = scatter_window_positions(
+    position = scatter_window_positions(
         node, count, numbers.index_vector_dim, numbers.update_window_dims,
         numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims,
         numbers.input_batching_dims, numbers.scatter_indices_batching_dims,
@@ -50,8 +50,10 @@ def _scatter(node: StablehloNode) -> ImportedValues:
     window_axes = list(numbers.update_window_dims)
     kind = _match_update(node, block, count)
     if kind in SCATTER_MODES:
-        return [_scatter_by_operator(node, at, kind, window_axes, i, count) for i in range(count)]
-    return _scatter_by_body(node, at, block, window_axes, count)
+        return [
+            _scatter_by_operator(node, position, kind, window_axes, i, count) for i in range(count)
+        ]
+    return _scatter_by_body(node, position, block, window_axes, count)
 
 
 def _match_update(node: StablehloNode, block: ir.Block, count: int) -> str:

@@ -129,11 +129,11 @@ LogitsProcessor: TypeAlias = Callable[[SearchParameters, Expr, Expr, Expr], Expr
 def _token_occurrences(search: SearchParameters, tokens: Expr, is_valid: Expr) -> Expr:
     """Emit which tokens occur among each row's valid ones, bool [rows, vocabulary]."""
     zeros = op.zeros((search.num_rows, as_dim(search.vocabulary)), "int32")
-    at = op.cast(op.where(is_valid, tokens, const(np.int32(0))), "int64")
+    position = op.cast(op.where(is_valid, tokens, const(np.int32(0))), "int64")
     marks = op.cast(is_valid, "int32")
     # Several positions may hold one token: with "max" a valid one wins over invalid ones at token
     # 0.
-    marked = op.scatter_elements(zeros, at, marks, axis=1, reduction="max")
+    marked = op.scatter_elements(zeros, position, marks, axis=1, reduction="max")
     return op.greater(marked, const(np.int32(0)))
 
 
@@ -314,10 +314,10 @@ class SentenceScorer:
             every, (simplify_dim(search.num_rows * 2), search.max_length), allowzero=True
         )
         first = op.expand_dims(op.multiply(search.positions(search.batch), doubled_beams), axis=1)
-        at = op.add(TupleGetItem(best, 1), first)
+        position = op.add(TupleGetItem(best, 1), first)
         new = op.sum(op.cast(are_there, "int64"), axis=[1])
         count = op.minimum(op.add(beams.count, new), search.node.scope.emit_dim(search.num_beams))
-        return TupleGetItem(best, 0), op.take(flat, at, axis=0), count
+        return TupleGetItem(best, 0), op.take(flat, position, axis=0), count
 
     def _is_done(self, ended: Expr, sentences: Expr, count: Expr, best: Expr, length: Expr) -> Expr:
         """Emit whether a prompt's finished sequences are complete and beat all candidates, bool
@@ -332,8 +332,8 @@ class SentenceScorer:
         # candidates of all texts, of which each has twice as many.
         candidate_count = simplify_dim(search.num_beams * 2)
         first = op.expand_dims(op.multiply(search.positions(search.batch), beams), axis=1)
-        at = op.add(first, op.expand_dims(search.positions(candidate_count), axis=0))
+        axis_index = op.add(first, op.expand_dims(search.positions(candidate_count), axis=0))
         flat = op.reshape(best, (simplify_dim(search.batch * candidate_count),), allowzero=True)
-        highest = self.normalize_scores(op.max(op.take(flat, at, axis=0), axis=[1]), length)
+        highest = self.normalize_scores(op.max(op.take(flat, axis_index, axis=0), axis=[1]), length)
         worst = op.min(ended, axis=[1])
         return op.logical_and(is_full, op.greater_equal(worst, highest))

@@ -295,11 +295,11 @@ def wrap_channels_first(convert: Converter, *images: int) -> Converter:
     def convert_transposed(node: OnnxNode) -> Result:
         """Convert the node between a transpose to NCHW and one back."""
         inputs = list(node.inputs)
-        for at in images:
-            if node.optional_value(at) is not None:
-                rank = node.rank(at)
-                moved = op.transpose(node.expr(at), axes=[0, rank - 1, *range(1, rank - 1)])
-                inputs[at] = node.as_value(moved)
+        for position in images:
+            if node.optional_value(position) is not None:
+                rank = node.rank(position)
+                moved = op.transpose(node.expr(position), axes=[0, rank - 1, *range(1, rank - 1)])
+                inputs[position] = node.as_value(moved)
         result = convert(node.with_inputs(inputs))
         assert isinstance(result, Expr)
         rank = len(node.tensor_type_of(result).shape)

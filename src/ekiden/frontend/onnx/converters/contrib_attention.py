@@ -437,7 +437,7 @@ def apply_rotary_embedding(
     )
     rotary_part = _slice_depth(data, 0, 2 * half)
     if interleaved:
-        real, imaginary = (_slice_depth(rotary_part, at, 2 * half, 2) for at in (0, 1))
+        real, imaginary = (_slice_depth(rotary_part, position, 2 * half, 2) for position in (0, 1))
     else:
         real, imaginary = (
             _slice_depth(rotary_part, 0, half),
@@ -527,18 +527,18 @@ def _update_cache(node: OnnxNode, past: int, new: Expr, cache: _KeyCacheLayout) 
     batch, heads, _, depth = node.tensor_type_of(new).shape
     shape = (batch, heads, cache.total, depth)
     positions = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, cache.total, 1))
-    at = op.subtract(positions, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
+    position = op.subtract(positions, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
     zero, rows = const(0, "int32"), _int32_dim(node, cache.rows)
     # Indices are clamped before the gather, as out-of-range elements are masked only after it.
-    inside = op.minimum(op.maximum(at, zero), op.subtract(rows, const(1, "int32")))
+    inside = op.minimum(op.maximum(position, zero), op.subtract(rows, const(1, "int32")))
     fresh = op.gather(new, 2, op.broadcast_to(inside, shape))
     # with a place of zeros behind it, which is looked at where nothing was kept
     widths = [(0, 0), (0, 0), (0, 1), (0, 0)]
     padded_past = op.nn.pad(node.expr(past), widths, const(0.0, node.dtype(past)))
     past_length = _int32_dim(node, node.shape(past)[2])
-    past_index = op.where(op.less(at, zero), op.minimum(positions, past_length), past_length)
+    past_index = op.where(op.less(position, zero), op.minimum(positions, past_length), past_length)
     old = op.gather(padded_past, 2, op.broadcast_to(past_index, shape))
-    is_new = op.logical_and(op.greater_equal(at, zero), op.less(at, rows))
+    is_new = op.logical_and(op.greater_equal(position, zero), op.less(position, rows))
     return op.where(is_new, fresh, old)
 
 

@@ -126,7 +126,7 @@ def _concat(node: OnnxNode) -> Expr:
     zero point) triples.
     """
     # The inputs have different scales, so they are joined as real numbers and quantised again.
-    dequantized = [_emit_dequantize(node, at) for at in range(2, len(node.inputs), 3)]
+    dequantized = [_emit_dequantize(node, position) for position in range(2, len(node.inputs), 3)]
     first = node.tensor_type_of(node.scope.expr(dequantized[0]))
     axis = node.axis(node.get_int("axis", 0), len(first.shape))
     joined = op.concatenate([node.scope.expr(p) for p in dequantized], axis=axis)

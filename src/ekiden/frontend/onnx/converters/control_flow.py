@@ -127,10 +127,10 @@ def _scan(node: OnnxNode) -> list[Value]:
         """Import one iteration on the slices at its number, counted from the end for reversed
         inputs.
         """
-        at = node.scope.expr(index)
+        offset = node.scope.expr(index)
         slices = []
         for value, axis, is_backwards in zip(inputs, axes, backwards, strict=True):
-            position = op.subtract(last, at) if is_backwards else at
+            position = op.subtract(last, offset) if is_backwards else offset
             slice_ = node.scope.attach_span(op.take(node.scope.expr(value), position, axis=axis))
             slices.append(Value(node.tensor_type_of(slice_), expr=slice_))
         results = body.import_body([*values, *slices])

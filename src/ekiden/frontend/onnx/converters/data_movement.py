@@ -158,15 +158,21 @@ def _slice_by_runtime_bounds(node: OnnxNode) -> Expr:
     if count is None:
         first, last = (op.reshape(v, (len(node.constant_ints(3)),)) for v in (first, last))
     axes = node.constant_ints(3) if node.optional_value(3) is not None else tuple(range(count or 0))
-    at = [node.axis(a, node.rank(0)) for a in axes]
+    axis_indices = [node.axis(a, node.rank(0)) for a in axes]
     if node.optional_value(4) is None:
         return op.strided_slice(
-            node.expr(0), first, last, const(np.ones(len(at), np.int64)), axes=at
+            node.expr(0),
+            first,
+            last,
+            const(np.ones(len(axis_indices), np.int64)),
+            axes=axis_indices,
         )
     steps = _vector_input(node, 4)
     if is_runtime_input(node, 4) or min(node.constant_ints(4, "steps"), default=1) < 0:
-        first = _clamp_runtime_starts(node, op.cast(first, "int64"), op.cast(steps, "int64"), at)
-    return op.strided_slice(node.expr(0), first, last, steps, axes=at)
+        first = _clamp_runtime_starts(
+            node, op.cast(first, "int64"), op.cast(steps, "int64"), axis_indices
+        )
+    return op.strided_slice(node.expr(0), first, last, steps, axes=axis_indices)
 
 
 def _clamp_runtime_starts(node: OnnxNode, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
@@ -198,11 +204,11 @@ def _strided_slice(
     ):
         return node.value(0)
     # A slice that keeps everything was returned above: exporters write many.
-    at = [node.axis(a, node.rank(0)) for a in axes]
-    for i, axis in enumerate(at):
+    axis_indices = [node.axis(a, node.rank(0)) for a in axes]
+    for i, axis in enumerate(axis_indices):
         if steps[i] < 0:
             begins[i] = _clamp_start(begins[i], node.shape(0)[axis])
-    return op.strided_slice(node.expr(0), begins, stops, strides=steps, axes=at)
+    return op.strided_slice(node.expr(0), begins, stops, strides=steps, axes=axis_indices)
 
 
 def _clamp_start(start: Dim, extent: PrimExpr) -> Dim:
@@ -266,9 +272,11 @@ def _pad_by_runtime_widths(node: OnnxNode, axes: Sequence[int], fill: Expr) -> E
     zero, pads = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
     # ONNX stores all begins, then all ends; Relay wants (begin, end) for each axis.
     pairs = op.transpose(op.reshape(pads, (2, len(axes))), axes=[1, 0])
-    at = [node.axis(a, rank) for a in axes]
+    axis_indices = [node.axis(a, rank) for a in axes]
     rows = [
-        op.take(pairs, const(at.index(axis), "int64"), axis=0) if axis in at else zero
+        op.take(pairs, const(axis_indices.index(axis), "int64"), axis=0)
+        if axis in axis_indices
+        else zero
         for axis in range(rank)
     ]
     widths = op.stack(rows, axis=0)
@@ -278,8 +286,8 @@ def _pad_by_runtime_widths(node: OnnxNode, axes: Sequence[int], fill: Expr) -> E
 def _pad_runtime_axes(node: OnnxNode, fill: Expr) -> Expr:
     """Emit padding along run-time axes."""
     pairs = op.transpose(op.reshape(op.cast(node.expr(1), "int64"), (2, -1)), axes=[1, 0])
-    at = op.expand_dims(normalize_runtime_axes(node, 3), axis=0)
-    widths = op.scatter_nd(const(np.zeros((node.rank(0), 2), np.int64)), at, pairs)
+    axis_index = op.expand_dims(normalize_runtime_axes(node, 3), axis=0)
+    widths = op.scatter_nd(const(np.zeros((node.rank(0), 2), np.int64)), axis_index, pairs)
     return op.nn.pad(node.expr(0), widths, fill, pad_mode=node.get_string("mode", "constant"))
 
 

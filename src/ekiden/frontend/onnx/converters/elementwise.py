@@ -43,8 +43,8 @@ def constrain_broadcast(node: OnnxNode) -> None:
         return
     shapes = [node.shape(i) for i in range(len(node.inputs))]
     # Pairwise, because broadcasting is checked between any two inputs, not only neighbours.
-    for at, first in enumerate(shapes):
-        for second in shapes[at + 1 :]:
+    for index, first in enumerate(shapes):
+        for second in shapes[index + 1 :]:
             node.scope.require_broadcastable(first, second)
 
 

@@ -73,19 +73,21 @@ def _tensor_scatter(node: OnnxNode) -> Expr:
     shape, steps = node.shape(0), node.shape(1)
     axis = node.axis(node.get_int("axis", -2), len(shape))
     extent, count = _int64_dim(node, shape[axis]), _int64_dim(node, steps[axis])
-    at: Expr = op.arange(0, shape[axis], 1, dtype="int64")
-    at = append_unit_axes(at, len(shape) - axis - 1)
+    axis_index: Expr = op.arange(0, shape[axis], 1, dtype="int64")
+    axis_index = append_unit_axes(axis_index, len(shape) - axis - 1)
     if node.optional_value(2) is not None:
         first = op.cast(node.expr(2), "int64")
-        at = op.subtract(at, op.expand_dims(first, axis=1, num_newaxis=len(shape) - 1))
+        axis_index = op.subtract(
+            axis_index, op.expand_dims(first, axis=1, num_newaxis=len(shape) - 1)
+        )
     else:
-        at = op.expand_dims(at, axis=0, num_newaxis=axis)
+        axis_index = op.expand_dims(axis_index, axis=0, num_newaxis=axis)
     zero = const(0, "int64")
     if node.get_string("mode", "linear") == "circular":
-        at = op.floor_mod(at, extent)
-    inside = op.logical_and(op.greater_equal(at, zero), op.less(at, count))
+        axis_index = op.floor_mod(axis_index, extent)
+    inside = op.logical_and(op.greater_equal(axis_index, zero), op.less(axis_index, count))
     # Positions outside of the update read element 0 of it, which the mask discards.
-    source = op.broadcast_to(op.where(inside, at, zero), shape)
+    source = op.broadcast_to(op.where(inside, axis_index, zero), shape)
     return op.where(inside, op.gather(node.expr(1), axis, source), node.expr(0))
 
 

@@ -70,14 +70,14 @@ def _axis_coordinates(node: OnnxNode, axis: int) -> Expr:
     else:
         number = op.take(op.cast(node.expr(1), "int64"), const(axis + 2, "int64"), axis=0)
         steps = op.arange(const(np.int64(0)), number, const(np.int64(1)), dtype="int64")
-    at = op.multiply(two, op.cast(node.scope.expr(node.scope.bind_named(steps)), dtype))
+    position = op.multiply(two, op.cast(node.scope.expr(node.scope.bind_named(steps)), dtype))
     count = op.cast(number, dtype)
     # align_corners: -1 and 1 are the centres of the corner pixels, otherwise the borders of the
     # image.
     if node.get_int("align_corners", 0):
         span = op.maximum(op.subtract(count, one), one)
-        return op.subtract(op.divide(at, span), one)
-    return op.subtract(op.divide(op.add(at, one), count), one)
+        return op.subtract(op.divide(position, span), one)
+    return op.subtract(op.divide(op.add(position, one), count), one)
 
 
 def _roi_align(node: OnnxNode) -> Expr:

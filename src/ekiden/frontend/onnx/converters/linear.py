@@ -55,10 +55,10 @@ def _check_contraction(node: OnnxNode) -> None:
         and known_int(right_extent) is not None
         and known_int(left_extent) != known_int(right_extent)
     ):
-        at = max(node.rank(1) - 2, 0)
+        position = max(node.rank(1) - 2, 0)
         raise ImportModelError(
-            f"dimension {node.rank(0) - 1} of the left input and dimension {at} of the right one "
-            f"must agree, got {left_extent!r} and {right_extent!r}"
+            f"dimension {node.rank(0) - 1} of the left input and dimension {position} of the right "
+            f"one must agree, got {left_extent!r} and {right_extent!r}"
         )
 
 

@@ -57,9 +57,9 @@ def find_key_index(
     table = np.unique(np.array(numbers, dtype))
     if not table.size:
         return op.full_like(op.cast(node.scope.expr(elements), "int64"), const(np.int64(-1)))
-    at = op.searchsorted(const(table), node.scope.expr(elements), dtype="int64")
-    at = op.minimum(at, const(np.int64(len(table) - 1)))
-    same = op.equal(op.take(const(table), at, axis=0), node.scope.expr(elements))
+    position = op.searchsorted(const(table), node.scope.expr(elements), dtype="int64")
+    position = op.minimum(position, const(np.int64(len(table) - 1)))
+    same = op.equal(op.take(const(table), position, axis=0), node.scope.expr(elements))
     by_value = {np.array(k, dtype).item(): key_index[k] for k in numbers}
     # NaN equals nothing, so a NaN key is looked up by isnan instead of by search.
     absent = next((i for k, i in key_index.items() if k != k), -1)
@@ -67,7 +67,7 @@ def find_key_index(
     if absent >= 0:
         none = op.where(op.isnan(node.scope.expr(elements)), const(np.int64(absent)), none)
     table_index = const(np.array([by_value[v.item()] for v in table], np.int64))
-    return op.where(same, op.take(table_index, at, axis=0), none)
+    return op.where(same, op.take(table_index, position, axis=0), none)
 
 
 def _table_entries(table: Sequence[int], indices: Expr, default: int) -> Expr:
@@ -98,10 +98,10 @@ def gather_or_default(
     # The default is appended to the table: one gather then serves hits and misses.
     end = np.array([default], values.dtype)
     table = np.concatenate([values.ravel(), end])
-    at = _replace_missing_index(indices, values.size)
+    position = _replace_missing_index(indices, values.size)
     if values.dtype == np.object_:
-        return to_string_value(node.scope, op.take(const(encode_strings(table)), at, axis=0))
-    return op.take(const(table), at, axis=0)
+        return to_string_value(node.scope, op.take(const(encode_strings(table)), position, axis=0))
+    return op.take(const(table), position, axis=0)
 
 
 # Tables.
@@ -347,15 +347,15 @@ def _tf_idf(node: OnnxNode) -> Expr:
     columns = np.array(node.get_ints("ngram_indexes"), np.int64)
     counts: list[Expr] = []
     used: list[int] = []
-    at = 0
+    position = 0
     for size, start, number in _ngram_sections(node, len(pool)):
         if size and number:
             flat = [tokens[t] for t in pool[start : start + size * number]]
             counts.append(_count_ngrams(node, batch, np.array(flat).reshape(number, size), size))
-            used += range(at, at + number)
-        at += number
-    if at != len(columns):
-        node.reject(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
+            used += range(position, position + number)
+        position += number
+    if position != len(columns):
+        node.reject(f"'ngram_indexes' has {len(columns)} entries for {position} n-grams")
     weighted = _weight_counts(node, counts, np.array(used, np.int64), columns)
     return op.squeeze(weighted, axis=[0]) if rank == 1 else weighted
 

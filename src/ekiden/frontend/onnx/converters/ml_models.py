@@ -375,9 +375,9 @@ class _TreeNodeIndex:
     def find_positions(self, trees: Array, ids: Array) -> Array:
         """Return the positions of nodes by key, of duplicates the last; -1 for none."""
         keys = self._keys(trees, ids)
-        at = np.searchsorted(self._sorted, keys, side="right") - 1
-        is_there = (at >= 0) & (self._sorted[at] == keys) & (keys >= 0)
-        return np.where(is_there, self._order[at], -1)
+        position = np.searchsorted(self._sorted, keys, side="right") - 1
+        is_there = (position >= 0) & (self._sorted[position] == keys) & (keys >= 0)
+        return np.where(is_there, self._order[position], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,11 +424,11 @@ def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
         that no node has.
         """
         target_ids = side[~is_leaf]
-        at = names.find_positions(trees[~is_leaf], target_ids)
-        if (at < 0).any():
-            lost = int(np.flatnonzero(at < 0)[0])
+        position = names.find_positions(trees[~is_leaf], target_ids)
+        if (position < 0).any():
+            lost = int(np.flatnonzero(position < 0)[0])
             node.reject(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
-        return number[at]
+        return number[position]
 
     yes, no = map(branch_targets, sides)
     inner = ~is_leaf
@@ -455,8 +455,8 @@ def _leaf_weights(
     wrong = (targets < 0) | (targets >= columns)
     if wrong.any():
         node.reject(f"'{prefix}_ids' must be below {columns}, got {targets[wrong][0]}")
-    at = trees.node_index.find_positions(owners, ids)
-    leaf = np.where(at >= 0, trees.leaf_numbers[at], -1)
+    position = trees.node_index.find_positions(owners, ids)
+    leaf = np.where(position >= 0, trees.leaf_numbers[position], -1)
     reached = leaf >= 0  # weights of other nodes never are
     cells = (leaf[reached], targets[reached])
     rows = max(trees.num_leaves, 1)

@@ -211,21 +211,23 @@ def _hardmax(node: OnnxNode) -> Expr:
         return node.expr(0)
     if known_int(extent) is None:
         return _hardmax_symbolic(node, axis)
-    at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
-    return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
+    axis_index = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
+    return op.one_hot(axis_index, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
 
 
 def _hardmax_symbolic(node: OnnxNode, axis: int) -> Expr:
     """Emit Hardmax along an axis of symbolic extent."""
     data, extent = node.expr(0), node.shape(0)[axis]
-    at = op.arange(0, extent, 1, "int64")
-    at = op.reshape(at, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True)
+    axis_index = op.arange(0, extent, 1, "int64")
+    axis_index = op.reshape(
+        axis_index, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True
+    )
     is_largest = op.equal(data, op.max(data, axis=[axis], keepdims=True))
     if is_float(node.dtype(0)):  # the first that is no number is the largest
         is_largest = op.logical_or(is_largest, op.isnan(data))
     last = const(np.iinfo(np.int64).max, "int64")
-    first = op.min(op.where(is_largest, at, last), axis=[axis], keepdims=True)
-    return op.cast(op.equal(at, first), node.dtype(0))
+    first = op.min(op.where(is_largest, axis_index, last), axis=[axis], keepdims=True)
+    return op.cast(op.equal(axis_index, first), node.dtype(0))
 
 
 def _flatten_from_axis(convert: Converter) -> Converter:

@@ -190,8 +190,8 @@ def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
     rows = op.broadcast_to(rows, (axis.result_extent, simplify_dim(as_dim(reach) * 2)))
     # Scatter-add, because several taps outside can fall on the same border element.
     zeros = op.full(_float64_const(0), (axis.result_extent, axis.data_extent), dtype="float64")
-    at = op.stack([rows, _clamp_to_axis(axis, taps)], axis=0)
-    return op.scatter_nd(zeros, at, values, "add")
+    axis_index = op.stack([rows, _clamp_to_axis(axis, taps)], axis=0)
+    return op.scatter_nd(zeros, axis_index, values, "add")
 
 
 def vector_as_dims(node: OnnxNode, numbers: Expr) -> tuple[Dim, ...]:
@@ -233,8 +233,8 @@ def emit_resample(
     resized: Expr = data if nearest or wide == kind else op.cast(data, wide)
     cropped = mode == "tf_crop_and_resize"
     outside: Expr | None = None
-    for at, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
-        axis = _ResizeAxis(node, at, size, extent, scale, mode, rounding)
+    for index, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
+        axis = _ResizeAxis(node, index, size, extent, scale, mode, rounding)
         if axis.is_identity() and not cropped:
             continue
         # Elements cannot be computed from an empty axis.
@@ -243,19 +243,19 @@ def emit_resample(
         )
         coordinates = fold_constant_table(node, _source_coordinates(axis))
         if cropped:
-            shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
+            shape = [extent if i == index else as_dim(1) for i in range(len(extents))]
             row = op.reshape(_is_out_of_bounds(axis, coordinates), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
             resized = op.take(
-                resized, fold_constant_table(node, _nearest_index(axis, coordinates)), axis=at
+                resized, fold_constant_table(node, _nearest_index(axis, coordinates)), axis=index
             )
         else:
             resized = _multiply_axis(
                 node,
                 resized,
                 fold_constant_table(node, op.cast(_interpolation_matrix(axis, coordinates), wide)),
-                at,
+                index,
             )
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)

@@ -303,18 +303,19 @@ def _emit_resample(
     if policy == "stretch":
         return emit_resample(node, extents_wanted, ratios, mode, rounding)
     axes = node.get_ints("axes", tuple(range(len(shape))))
-    at = [node.axis(a, len(shape)) for a in axes]
+    axis_indices = [node.axis(a, len(shape)) for a in axes]
     choose = op.minimum if policy == "not_larger" else op.maximum
-    scale = reduce(choose, [ratios[a] for a in at])
+    scale = reduce(choose, [ratios[a] for a in axis_indices])
     # ONNX keep_aspect_ratio_policy: sizes are round(scale * extent), halves up.
     sizes = [
-        op.floor(scale * extent_as_float64(node, shape[a]) + const(0.5, "float64")) for a in at
+        op.floor(scale * extent_as_float64(node, shape[a]) + const(0.5, "float64"))
+        for a in axis_indices
     ]
     extents = list(extents_wanted)
     rounded_sizes = vector_as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
-    for axis, extent in zip(at, rounded_sizes, strict=True):
+    for axis, extent in zip(axis_indices, rounded_sizes, strict=True):
         extents[axis] = as_dim(extent)
-    steps = [scale if a in at else one for a in range(len(shape))]
+    steps = [scale if a in axis_indices else one for a in range(len(shape))]
     return emit_resample(node, extents, steps, mode, rounding)
 
 

@@ -45,6 +45,6 @@ def switch_on_axis(node: OnnxNode, index: int, count: int, along: Callable[[int]
         return [node.as_value(along(axis))]
 
     # Relay's operators take constant axes, so each possible axis has a branch of its own.
-    runs = [partial(convert_along, at) for at in range(count)]
+    runs = [partial(convert_along, position) for position in range(count)]
     axis = node.bind_shared(op.reshape(normalize_runtime_axes(node, index), ()))
     return emit_switch(node, axis, runs, "axis")[0]

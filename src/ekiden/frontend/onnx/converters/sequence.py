@@ -92,8 +92,8 @@ def _sequence_erase(node: OnnxNode) -> Value:
             )
     # Without a position SequenceErase removes the last element.
     last = const(np.int64(-1))
-    at = last if node.optional_value(1) is None else _emit_runtime_position(node, 1)
-    return node.scope.bind_named(sequence.erase(node.expr(0), at))
+    offset = last if node.optional_value(1) is None else _emit_runtime_position(node, 1)
+    return node.scope.bind_named(sequence.erase(node.expr(0), offset))
 
 
 def _sequence_at(node: OnnxNode) -> Value:
@@ -122,8 +122,10 @@ def _concat_from_sequence(node: OnnxNode) -> Value:
             node.reject("the sequence is empty")
         exprs = Tuple(tuple(node.scope.expr(v) for v in source.items))
         rank = len(source.items[0].type.shape)
-        at = node.axis(axis, rank + is_new)
-        return node.scope.bind_named(op.stack(exprs, at) if is_new else op.concatenate(exprs, at))
+        axis_index = node.axis(axis, rank + is_new)
+        return node.scope.bind_named(
+            op.stack(exprs, axis_index) if is_new else op.concatenate(exprs, axis_index)
+        )
     # The elements of a run-time list have one type, in which differing dimensions are unknown.
     kind = source.common_element_type()
     if is_new:
@@ -131,8 +133,8 @@ def _concat_from_sequence(node: OnnxNode) -> Value:
         return stack_slices(
             node.scope, stack, "stacked", None, node.axis(axis, len(kind.shape) + 1)
         )
-    at = node.axis(axis, len(kind.shape))
-    return node.scope.bind_named(sequence.concat(node.scope.expr(source), at))
+    axis_index = node.axis(axis, len(kind.shape))
+    return node.scope.bind_named(sequence.concat(node.scope.expr(source), axis_index))
 
 
 def _split_to_sequence(node: OnnxNode) -> Value:
@@ -213,9 +215,11 @@ def _sequence_map(node: OnnxNode) -> list[Value]:
 
     def map_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Import one iteration on the elements at its number."""
-        at, scope = node.scope.expr(index), node.scope
+        position, scope = node.scope.expr(index), node.scope
         elements = [
-            scope.bind_named(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
+            scope.bind_named(sequence.at(scope.expr(v), position))
+            if isinstance(v, SequenceValue)
+            else v
             for v in lists
         ]
         return Iteration(go, [], body.import_body(elements))

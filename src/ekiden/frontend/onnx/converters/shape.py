@@ -122,11 +122,13 @@ def _require_same_size(node: OnnxNode, target: tuple[Dim, ...], allow_zero: bool
 def _flatten(node: OnnxNode) -> Expr:
     shape = node.shape(0)
     axis = node.get_int("axis", 1)
-    at = axis + len(shape) if axis < 0 else axis
-    if not 0 <= at <= len(shape):
+    axis_index = axis + len(shape) if axis < 0 else axis
+    if not 0 <= axis_index <= len(shape):
         node.reject(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
     return op.reshape(
-        node.expr(0), (product_of_dims(shape[:at]), product_of_dims(shape[at:])), allowzero=True
+        node.expr(0),
+        (product_of_dims(shape[:axis_index]), product_of_dims(shape[axis_index:])),
+        allowzero=True,
     )
 
 
@@ -164,10 +166,10 @@ def _unsqueeze_runtime_axes(node: OnnxNode) -> Expr:
     is_new = _axis_mask(node, rank)
     before = op.cumsum(op.cast(is_new, "int64"), axis=0)
     # The place of an extent is less by the new axes before it; that of a new axis is not used.
-    at = op.maximum(op.subtract(const(np.arange(rank)), before), const(np.int64(0)))
+    position = op.maximum(op.subtract(const(np.arange(rank)), before), const(np.int64(0)))
     one = const(np.ones(1, np.int64))
     extents = op.concatenate((op.shape_of(node.expr(0), dtype="int64"), one), axis=0)
-    shape = op.where(is_new, const(np.int64(1)), op.take(extents, at, axis=0))
+    shape = op.where(is_new, const(np.int64(1)), op.take(extents, position, axis=0))
     return op.reshape(node.expr(0), shape, allowzero=True)
 
 

@@ -52,8 +52,8 @@ def _roll(node: TensorflowNode) -> Expr:
     for shift, axis in zip(
         node.constant_ints(1, "shift"), node.constant_ints(2, "axis"), strict=True
     ):
-        at = node.axis(axis, node.rank(0))
-        extent = number(node.shape(0)[at])
+        axis_index = node.axis(axis, node.rank(0))
+        extent = number(node.shape(0)[axis_index])
         if extent is None:
             node.reject(f"axis {axis} must be known")
         # Avoid a modulo by 0 for an empty axis.
@@ -61,7 +61,7 @@ def _roll(node: TensorflowNode) -> Expr:
             # Element i of the result is element i - shift of the input, modulo the extent.
             moved = op.add(emit_iota(extent), const(np.int64(-shift % extent)))
             order = op.floor_mod(moved, const(np.int64(extent)))
-            rolled = op.take(rolled, order, axis=at)
+            rolled = op.take(rolled, order, axis=axis_index)
     return rolled
 
 

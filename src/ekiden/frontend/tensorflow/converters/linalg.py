@@ -72,7 +72,7 @@ def _svd(node: TensorflowNode) -> list[Expr]:
     """Convert Svd: singular values, U, and V, which TensorFlow returns untransposed."""
     matrix, shape, _ = _matrix_input(node)
     decomposition = op.linalg.svd(matrix, node.bool_attribute("full_matrices"))
-    u, values, v_transposed = (TupleGetItem(decomposition, at) for at in range(3))
+    u, values, v_transposed = (TupleGetItem(decomposition, position) for position in range(3))
     # The kernel returns V', TensorFlow's operator V.
     return [values, u, transpose_matrix(v_transposed, len(shape))]
 
@@ -108,7 +108,8 @@ def _diag(node: TensorflowNode) -> Expr:
     *batch, size = node.shape(0)
     minimal_extents = simplify_dim(size + max(-k, 0)), simplify_dim(size + max(k, 0))
     given_extents = [
-        node.constant_ints(at, "size")[0] if len(node.inputs) > at else -1 for at in (2, 3)
+        node.constant_ints(position, "size")[0] if len(node.inputs) > position else -1
+        for position in (2, 3)
     ]
     square = simplify_dim(size + abs(k))
     extents = [d if n == -1 else n for d, n in zip(minimal_extents, given_extents, strict=True)]

@@ -85,10 +85,10 @@ def _write_element(
 ) -> Value:
     """Replace element `position` of a list, or append where it is one past the end."""
     if elements.items is not None and position.array is not None:
-        at, items = int(position.array.item()), list(elements.items)
-        if not 0 <= at <= len(items):
-            node.reject(f"element {at} is written to a list of {len(items)}")
-        items[at : at + 1] = [new]
+        offset, items = int(position.array.item()), list(elements.items)
+        if not 0 <= offset <= len(items):
+            node.reject(f"element {offset} is written to a list of {len(items)}")
+        items[offset : offset + 1] = [new]
         return SequenceValue(items, dtype=elements.dtype)
     first = elements.items == ()
     both = SequenceValue(
@@ -116,10 +116,10 @@ def _array_write(node: TensorflowNode) -> Value:
 
 def _read_element(node: TensorflowNode, elements: SequenceValue, position: Value) -> Value:
     if elements.items is not None and position.array is not None:
-        at = int(position.array.item())
-        if not 0 <= at < len(elements.items):
-            node.reject(f"element {at} is read of a list of {len(elements.items)}")
-        return elements.items[at]
+        offset = int(position.array.item())
+        if not 0 <= offset < len(elements.items):
+            node.reject(f"element {offset} is read of a list of {len(elements.items)}")
+        return elements.items[offset]
     # An empty list has no element type that the result could have.
     if elements.items == ():
         node.reject("an element is read before one is written")

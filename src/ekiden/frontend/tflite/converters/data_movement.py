@@ -198,11 +198,13 @@ def _float_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Ar
     """Return (first index, second index, weight of the second) per output position of an axis."""
     more = int(bool(node.read_option("AlignCorners")) and target > 1)
     step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
-    at = np.arange(target).astype(np.float32)
-    at = (at + half) * step - half if node.read_option("HalfPixelCenters") else at * step
-    first = np.maximum(np.floor(at), 0).astype(np.int32)
-    second = np.minimum(np.ceil(at), extent - 1).astype(np.int32)
-    return first, second, (at - first.astype(np.float32)).astype(np.float32)
+    position = np.arange(target).astype(np.float32)
+    position = (
+        (position + half) * step - half if node.read_option("HalfPixelCenters") else position * step
+    )
+    first = np.maximum(np.floor(position), 0).astype(np.int32)
+    second = np.minimum(np.ceil(position), extent - 1).astype(np.int32)
+    return first, second, (position - first.astype(np.float32)).astype(np.float32)
 
 
 def _fixed_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Array, Array, Array]:
@@ -213,12 +215,12 @@ def _fixed_sample_points(node: TfliteNode, extent: int, target: int) -> tuple[Ar
     to = target - more
     # A rounded scale with 10 fraction bits, as the reference kernel computes it.
     step = ((extent - more) * 1024 + to // 2) // to
-    at = np.arange(target) * step
+    position = np.arange(target) * step
     if node.read_option("HalfPixelCenters"):
-        at = at + step // 2 - 512
-    first = np.maximum(np.trunc(at / 1024).astype(np.int64), 0)
-    second = np.minimum(np.trunc((at + 1023) / 1024).astype(np.int64), extent - 1)
-    return first, second, at - 1024 * first
+        position = position + step // 2 - 512
+    first = np.maximum(np.trunc(position / 1024).astype(np.int64), 0)
+    second = np.minimum(np.trunc((position + 1023) / 1024).astype(np.int64), extent - 1)
+    return first, second, position - 1024 * first
 
 
 def _interpolate_linearly(

@@ -33,10 +33,10 @@ from ekiden.topi.dimensions import Dim, known_int, simplify_dim
 def _convolution_converter(read: GeometryReader) -> Converter:
     def convert(node: TfliteNode) -> Expr:
         """Convert a convolution of NHWC data; the weight is transposed to HWIO."""
-        at = read(node)
-        weight = op.transpose(node.expr(1), at.weight_permutation)
+        conv = read(node)
+        weight = op.transpose(node.expr(1), conv.weight_permutation)
         return add_bias_and_activate(node, shared.emit_convolution(
-            node, node.expr(0), weight, at.window, groups=at.groups, channels=at.channels,
+            node, node.expr(0), weight, conv.window, groups=conv.groups, channels=conv.channels,
             layouts=("NHWC", "HWIO"),
         ))  # fmt: skip
 

@@ -104,10 +104,10 @@ def _hashtable_lookup(node: TfliteNode) -> list[Expr]:
     numbers, keys, values = node.exprs()
     count = node.scope.emit_dim(node.shape(1)[0])
     # HASHTABLE_LOOKUP requires ascending keys.
-    at = op.searchsorted(keys, numbers, dtype="int32")
-    at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
-    hits = op.equal(op.take(keys, at, axis=0), numbers)
-    rows = op.take(values, at, axis=0)
+    position = op.searchsorted(keys, numbers, dtype="int32")
+    position = op.minimum(position, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
+    hits = op.equal(op.take(keys, position, axis=0), numbers)
+    rows = op.take(values, position, axis=0)
     shown = append_unit_axes(hits, node.rank(2) - 1)
     return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
 

@@ -148,7 +148,7 @@ def _scatter(node: TfliteNode) -> Expr:
     if kind not in SCATTER_MODES:
         node.reject(f"a body that is {kind!r}")
     window = _int_list_option(node, "UpdateWindowDims")
-    at = shared.scatter_window_positions(
+    position = shared.scatter_window_positions(
         node,
         1,
         int(node.read_option("IndexVectorDim")),
@@ -156,7 +156,7 @@ def _scatter(node: TfliteNode) -> Expr:
         _int_list_option(node, "InsertedWindowDims"),
         _int_list_option(node, "ScatterDimsToOperandDims"),
     )
-    return xla_scatter(node, at, kind, list(window))
+    return xla_scatter(node, position, kind, list(window))
 
 
 def _reduce(node: TfliteNode) -> Expr:

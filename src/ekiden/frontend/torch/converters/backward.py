@@ -146,9 +146,9 @@ def _max_pool_backward(rank: int) -> Converter:
         # The saved indices are flat within a plane; overlapping windows may share a maximum, hence
         # the sum.
         zeros = op.full(const(0, dtype), (*lead, product_of_dims(shape[-rank:])), dtype=dtype)
-        at = op.reshape(node.to_expr(indices), (*lead, count), allowzero=True)
+        position = op.reshape(node.to_expr(indices), (*lead, count), allowzero=True)
         updates = op.reshape(node.to_expr(grad), (*lead, count), allowzero=True)
-        scattered = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
+        scattered = op.scatter_elements(zeros, position, updates, axis=len(lead), reduction="add")
         return op.reshape(scattered, shape, allowzero=True)
 
     return convert

@@ -40,8 +40,8 @@ def _split_words(node: FxNode, data: Expr, large: str, small: str) -> Expr:
     # Little-endian: the first small element holds the lowest bits.
     mask = const((1 << bits) - 1, large)
     pieces = [
-        op.cast(op.bitwise_and(op.right_shift(data, const(at * bits, large)), mask), small)
-        for at in range(count)
+        op.cast(op.bitwise_and(op.right_shift(data, const(position * bits, large)), mask), small)
+        for position in range(count)
     ]
     out_shape = (*shape[:-1], simplify_dim(as_dim(shape[-1]) * count))
     return op.reshape(op.stack(pieces, axis=-1), to_attr_dims(out_shape), allowzero=True)
@@ -56,10 +56,10 @@ def _join_words(node: FxNode, data: Expr, small: str, large: str) -> Expr:
     bits = 8 * itemsize(small)
     shifted = [
         op.left_shift(
-            op.cast(op.take(rows, const(at, "int64"), axis=len(shape)), large),
-            const(at * bits, large),
+            op.cast(op.take(rows, const(position, "int64"), axis=len(shape)), large),
+            const(position * bits, large),
         )
-        for at in range(count)
+        for position in range(count)
     ]
     return reduce(op.bitwise_or, shifted)
 
@@ -95,7 +95,9 @@ def _view_complex(node: FxNode, x: Value | ComplexValue, dtype: object) -> Compl
     shape = node.tensor_type_of(floats).shape
     apart: tuple[Dim, ...] = (*shape[:-1], simplify_dim(as_dim(shape[-1]) // 2), 2)
     pairs = op.reshape(floats, to_attr_dims(apart), allowzero=True)
-    real, imaginary = (op.take(pairs, const(at, "int64"), axis=len(shape)) for at in range(2))
+    real, imaginary = (
+        op.take(pairs, const(position, "int64"), axis=len(shape)) for position in range(2)
+    )
     return real, imaginary
 
 

@@ -88,10 +88,10 @@ def _scan(
         """Import one iteration, (carried values, slices to stack), on row `index` of each
         of `xs`.
         """
-        at = node.scope.expr(index)
+        position = node.scope.expr(index)
         rows = []
         for sequence in xs:
-            row = node.scope.attach_span(op.take(node.to_expr(sequence), at, axis=0))
+            row = node.scope.attach_span(op.take(node.to_expr(sequence), position, axis=0))
             rows.append(node.as_value(row))
         outputs = _import_subgraph(node, body, [*values, *rows, *additional])
         return Iteration(go, outputs[: len(start)], outputs[len(start) :])

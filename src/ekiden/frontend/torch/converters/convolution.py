@@ -204,8 +204,8 @@ def _adaptive_max_indices(node: FxNode, x: Value, rank: int) -> Expr:
     data, low = node.to_expr(x), const(reduction_identity("maximum", x.type.dtype), x.type.dtype)
     counts, extents = node.out_shape[lead:], x.type.shape[lead:]
     starts, lengths = [], []
-    for at, (count, extent) in enumerate(zip(counts, extents, strict=True)):
-        axis = lead + 2 * at  # each axis before has become two
+    for index, (count, extent) in enumerate(zip(counts, extents, strict=True)):
+        axis = lead + 2 * index  # each axis before has become two
         number, size = op.arange(0, count, 1, dtype="int64"), node.to_expr(extent, "int64")
         out = node.to_expr(count, "int64")
         # Bin i of n spans [floor(i * size / n), ceil((i + 1) * size / n)), as in ATen's adaptive
@@ -216,7 +216,7 @@ def _adaptive_max_indices(node: FxNode, x: Value, rank: int) -> Expr:
         length = simplify_dim(as_dim(extent) // as_dim(count) + 2)
         taps = op.add(op.expand_dims(start, axis=1), op.arange(0, length, 1, dtype="int64"))
         data = op.take(data, taps, axis=axis, mode="clip")
-        later = rank - at - 1  # axes behind
+        later = rank - index - 1  # axes behind
         inside = op.less(taps, op.expand_dims(end, axis=1))
         inside = op.expand_dims(inside, axis=2, num_newaxis=later) if later else inside
         data = op.where(inside, data, low)

@@ -43,12 +43,12 @@ def _padded_labels(node: FxNode, targets: Value, lengths: Expr, max_length: Dim)
         return op.strided_slice(data, [0], [max_length], axes=[1])
     # Concatenated targets: the exclusive prefix sum of the lengths gives where each begins.
     first = op.subtract(op.cumsum(lengths, axis=0), lengths)
-    at = op.add(
+    position = op.add(
         op.expand_dims(first, 1),
         op.arange(const(0, "int64"), node.to_expr(max_length), dtype="int64"),
     )
     last = op.subtract(node.to_expr(targets.type.shape[0], "int64"), const(1, "int64"))
-    return op.take(data, op.minimum(at, last), axis=0)
+    return op.take(data, op.minimum(position, last), axis=0)
 
 
 def _logsumexp(node: FxNode, terms: Sequence[Expr], dtype: str) -> Expr:
@@ -167,15 +167,15 @@ def _ctc_loss(
 
         Sequences that have ended keep their sums.
         """
-        sums, at = node.to_expr(carried[0]), op.add(node.to_expr(index), const(1, "int64"))
+        sums, position = node.to_expr(carried[0]), op.add(node.to_expr(index), const(1, "int64"))
         reached = _logsumexp(
             node,
             [sums, of.shift_right(sums, 1), of.mask_forbidden_skips(of.shift_right(sums, 2))],
             dtype,
         )
-        reached = op.add(reached, op.take(node.to_expr(of.emission_log_probs), at, axis=0))
+        reached = op.add(reached, op.take(node.to_expr(of.emission_log_probs), position, axis=0))
         # Inputs of a batch differ in length: a finished one keeps its sums.
-        continued = op.where(op.less(at, op.expand_dims(of.input_lengths, 1)), reached, sums)
+        continued = op.where(op.less(position, op.expand_dims(of.input_lengths, 1)), reached, sums)
         after = node.as_value(node.scope.attach_span(continued))
         return Iteration(go, [after], [after] if node.is_output_used(1) else [])
 
@@ -213,16 +213,18 @@ def _log_beta(of: _CtcStates, steps: Dim) -> Expr:
 
     def backward_step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Emit one step of the backward recursion, from time `steps` - 1 down to 0."""
-        at = op.subtract(
+        position = op.subtract(
             node.to_expr(steps, "int64"), op.add(node.to_expr(index), const(1, "int64"))
         )
         sums = node.to_expr(carried[0])
         paths = [sums, of.shift_left(sums, 1), of.shift_left(of.mask_forbidden_skips(sums), 2)]
-        reached = op.where(op.less(at, final), _logsumexp(node, paths, dtype), of.neg_infinity)
-        is_end = op.logical_and(op.equal(at, final), ends)
+        reached = op.where(
+            op.less(position, final), _logsumexp(node, paths, dtype), of.neg_infinity
+        )
+        is_end = op.logical_and(op.equal(position, final), ends)
         # Each sequence enters the recursion at its own last step, with log-probability 0.
         reached = op.where(is_end, const(0, dtype), reached)
-        log_beta = op.add(reached, op.take(node.to_expr(of.emission_log_probs), at, axis=0))
+        log_beta = op.add(reached, op.take(node.to_expr(of.emission_log_probs), position, axis=0))
         after = node.as_value(node.scope.attach_span(log_beta))
         return Iteration(go, [after], [after])
 

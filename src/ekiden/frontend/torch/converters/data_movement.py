@@ -337,9 +337,9 @@ def _as_strided(
     if before > 0:
         node.reject(f"as_strided looks at memory {before} elements before its input")
     indices: Expr = node.to_expr(first, "int64")
-    for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
+    for index, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.to_expr(step, "int64"))
-        after = len(sizes) - 1 - at
+        after = len(sizes) - 1 - index
         indices = op.add(indices, append_unit_axes(steps, after))
     return op.take(flat, op.broadcast_to(indices, tuple(map(as_dim, sizes))), axis=0, mode="raise")
 
@@ -361,13 +361,13 @@ def _slice_scatter(
     low = _clamp_bound(first, extent)
     if known_int(low) == 0 and known_int(last) == _NO_END and step == 1:
         return source
-    at = op.arange(0, extent, 1, dtype="int64")
+    position = op.arange(0, extent, 1, dtype="int64")
     begin = node.to_expr(low, "int64")
-    shifted = op.subtract(at, begin)
+    shifted = op.subtract(position, begin)
     inside = op.greater_equal(shifted, const(0, "int64"))
     if known_int(last) != _NO_END:
         stop = node.to_expr(_clamp_bound(last, extent), "int64")
-        inside = op.logical_and(inside, op.less(at, stop))
+        inside = op.logical_and(inside, op.less(position, stop))
     positions = shifted
     if step != 1:
         by = const(int(step), "int64")
@@ -396,11 +396,11 @@ def _clamp_bound(bound: Dim, extent: PrimExpr) -> Dim:
 def _select_scatter(node: FxNode, x: Value, source: Value, dim: int, index: Scalar) -> Expr:
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
-    at = op.arange(0, shape[axis], 1, dtype="int64")
+    axis_index = op.arange(0, shape[axis], 1, dtype="int64")
     position = node.to_expr(index, "int64")
     if isinstance(index, int) and index < 0:
         position = node.to_expr(simplify_dim(shape[axis] + index), "int64")
-    mask = append_unit_axes(op.equal(at, position), len(shape) - axis - 1)
+    mask = append_unit_axes(op.equal(axis_index, position), len(shape) - axis - 1)
     return op.where(mask, op.expand_dims(node.to_expr(source), axis=axis), node.to_expr(x))
 
 
@@ -424,8 +424,8 @@ def _diagonal_scatter(
     data = op.transpose(node.to_expr(x), axes=[*other_axes, i, j])
     written = op.where(on, chosen, data)
     back = [0] * rank
-    for at, axis in enumerate([*other_axes, i, j]):
-        back[axis] = at
+    for index, axis in enumerate([*other_axes, i, j]):
+        back[axis] = index
     return op.transpose(written, axes=back)
 
 

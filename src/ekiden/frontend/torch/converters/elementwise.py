@@ -69,8 +69,8 @@ def _round(node: FxNode, x: Value, *, decimals: int = 0) -> Result:
 def require_broadcast(node: FxNode, *values: Operand) -> None:
     """Require the shapes of all inputs to broadcast, which may refine their dimensions."""
     shapes = [v.type.shape for v in values if isinstance(v, Value)]
-    for at, first in enumerate(shapes):
-        for second in shapes[at + 1 :]:
+    for index, first in enumerate(shapes):
+        for second in shapes[index + 1 :]:
             node.scope.require_broadcastable(first, second)
 
 

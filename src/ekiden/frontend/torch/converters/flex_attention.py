@@ -85,7 +85,7 @@ def _score_positions(node: FxNode, shape: Sequence[PrimExpr]) -> list[Value]:
     indices = []
     for axis, extent in enumerate(shape):
         line = op.arange(0, extent, 1, dtype="int32")
-        lies = [extent if at == axis else 1 for at in range(SCORE_RANK)]
+        lies = [extent if position == axis else 1 for position in range(SCORE_RANK)]
         indices.append(_as_value(node, op.reshape(line, to_attr_dims(lies), allowzero=True)))
     return indices
 
@@ -139,8 +139,8 @@ def _block_mask(
         if known_int(which.type.shape[axis]) == 1:
             continue
         line = op.reshape(node.to_expr(positions[axis]), (-1,))
-        at = op.floor_divide(line, op.cast(node.to_expr(step, "int64"), "int32"))
-        table = op.take(table, at, axis=axis, mode="clip")
+        position = op.floor_divide(line, op.cast(node.to_expr(step, "int64"), "int32"))
+        table = op.take(table, position, axis=axis, mode="clip")
     return table
 
 

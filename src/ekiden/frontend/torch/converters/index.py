@@ -31,12 +31,12 @@ def _embedding(node: FxNode, weight: Value, indices: Value, *_: object) -> Expr:
 
 
 def _index_select(node: FxNode, x: Value, dim: int, index: Value) -> Expr:
-    at = node.to_expr(index, "int64")
+    position = node.to_expr(index, "int64")
     if not x.type.shape:
         return node.to_expr(x)
     if not index.type.shape:
-        at = op.reshape(at, (1,))
-    return op.take(node.to_expr(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
+        position = op.reshape(position, (1,))
+    return op.take(node.to_expr(x), position, axis=node.axis(dim, len(x.type.shape)), mode="raise")
 
 
 def _gather(node: FxNode, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
@@ -49,16 +49,16 @@ def _gather(node: FxNode, x: Value, dim: int, index: Value, *, sparse_grad: bool
     if any(known_int(extent) == 0 for extent in index.type.shape):  # of any rank, says PyTorch
         return op.zeros(index.type.shape, x.type.dtype)
     data = node.to_expr(x)
-    at = node.to_expr(index, "int64")
+    position = node.to_expr(index, "int64")
     if not index.type.shape:
-        return op.take(data, at, axis=0, mode="raise")
+        return op.take(data, position, axis=0, mode="raise")
     axis = node.axis(dim, len(x.type.shape))
     for i, (have, extent) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
         # torch.gather permits an index smaller than the data in the other axes; gather_elements
         # does not.
         if i != axis and not _same_extent(have, extent):
             data = op.strided_slice(data, [0], [extent], axes=[i])
-    return op.gather(data, axis, at)
+    return op.gather(data, axis, position)
 
 
 def _same_extent(a: PrimExpr, b: PrimExpr) -> bool:
@@ -81,7 +81,7 @@ def _scatter_elements(
     dtype = x.type.dtype
     if known_int(product_of_dims(index.type.shape)) == 0:
         return node.to_expr(x)
-    data, at = node.to_expr(x), node.to_expr(index, "int64")
+    data, position = node.to_expr(x), node.to_expr(index, "int64")
     if isinstance(source, Value) and source.type.shape:
         updates = node.to_expr(source, dtype)
         for i, (have, extent) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
@@ -90,18 +90,18 @@ def _scatter_elements(
     else:
         updates = op.broadcast_to(node.to_expr(source, dtype), index.type.shape)
     if not x.type.shape:
-        flat = [op.reshape(e, (1,)) for e in (data, at, updates)]
+        flat = [op.reshape(e, (1,)) for e in (data, position, updates)]
         scattered = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
         return op.reshape(scattered, ())
     axis = node.axis(dim, len(x.type.shape))
     if dtype == "bool":
         # Booleans scatter as bytes; their sum is a logical or, hence "max".
         wide = op.scatter_elements(
-            op.cast(data, "uint8"), at, op.cast(updates, "uint8"), axis=axis,
+            op.cast(data, "uint8"), position, op.cast(updates, "uint8"), axis=axis,
             reduction="max" if reduction == "add" else reduction,
         )  # fmt: skip
         return op.cast(wide, "bool")
-    return op.scatter_elements(data, at, updates, axis=axis, reduction=reduction)
+    return op.scatter_elements(data, position, updates, axis=axis, reduction=reduction)
 
 
 def _scatter_reduce(
@@ -154,28 +154,30 @@ def _split_masks(node: FxNode, x: Value, indices: Sequence[Value | None]) -> lis
 def _index(node: FxNode, x: Value, indices: Sequence[Value | None]) -> Result:
     """Convert x[indices]: the indexed axes come first, or stay in place where they are adjacent."""
     expanded = _split_masks(node, x, indices)
-    at = [i for i, v in enumerate(expanded) if v is not None]
+    point = [i for i, v in enumerate(expanded) if v is not None]
     tensors = [v for v in expanded if v is not None]
-    if not at:
+    if not point:
         return x
     rank = len(x.type.shape)
-    if len(at) == 1:
-        return op.take(node.to_expr(x), node.to_expr(tensors[0], "int64"), axis=at[0], mode="raise")
-    other_axes = [i for i in range(rank) if i not in at]
-    order = [*at, *other_axes]
+    if len(point) == 1:
+        return op.take(
+            node.to_expr(x), node.to_expr(tensors[0], "int64"), axis=point[0], mode="raise"
+        )
+    other_axes = [i for i in range(rank) if i not in point]
+    order = [*point, *other_axes]
     data = (
         node.to_expr(x) if order == list(range(rank)) else op.transpose(node.to_expr(x), axes=order)
     )
     joint = _index_broadcast_shape(node, tensors)
-    count = len(at)
+    count = len(point)
     stacked = op.stack([_broadcast_index(node, t, joint) for t in tensors], axis=0)
     gathered = op.gather_nd(data, stacked, batch_dims=0, index_rank=count)
     # NumPy's rule: adjacent index tensors put the joint axes in their place, others put them first.
-    side_by_side = at == list(range(at[0], at[0] + count))
-    if side_by_side and at[0] > 0:
+    side_by_side = point == list(range(point[0], point[0] + count))
+    if side_by_side and point[0] > 0:
         width = len(joint)
-        lead = list(range(width, width + at[0]))
-        tail = list(range(width + at[0], width + len(other_axes)))
+        lead = list(range(width, width + point[0]))
+        tail = list(range(width + point[0], width + len(other_axes)))
         gathered = op.transpose(gathered, axes=[*lead, *range(width), *tail])
     return gathered
 
@@ -216,25 +218,25 @@ def _index_put(
     if is_mask and is_one and first is not None and not accumulate:
         return _index_put_mask(node, x, first, values)
     expanded = _split_masks(node, x, indices)
-    at = [i for i, v in enumerate(expanded) if v is not None]
+    point = [i for i, v in enumerate(expanded) if v is not None]
     tensors = [v for v in expanded if v is not None]
     rank = len(x.type.shape)
-    if not at:
+    if not point:
         node.reject("no index is given")
-    other_axes = [i for i in range(rank) if i not in at]
-    order = [*at, *other_axes]
+    other_axes = [i for i in range(rank) if i not in point]
+    order = [*point, *other_axes]
     data = (
         node.to_expr(x) if order == list(range(rank)) else op.transpose(node.to_expr(x), axes=order)
     )
     joint = _index_broadcast_shape(node, tensors)
     stacked = op.stack(
-        [_wrap_negative(node, x, t, i, joint) for t, i in zip(tensors, at, strict=True)], 0
+        [_wrap_negative(node, x, t, i, joint) for t, i in zip(tensors, point, strict=True)], 0
     )
     tail = tuple(x.type.shape[i] for i in other_axes)
-    side_by_side = at == list(range(at[0], at[0] + len(at)))
+    side_by_side = point == list(range(point[0], point[0] + len(point)))
     updates = node.to_expr(values, x.type.dtype)
-    if side_by_side and at[0] > 0:
-        lead = at[0]
+    if side_by_side and point[0] > 0:
+        lead = point[0]
         # Values broadcast against the shape that indexing gives, which has the joint axes in place.
         full = (*tail[:lead], *joint, *tail[lead:])
         updates = op.broadcast_to(updates, full)
@@ -266,10 +268,10 @@ def _wrap_negative(
     node: FxNode, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]
 ) -> Expr:
     """Emit indices with negative ones counted from the end."""
-    at = _broadcast_index(node, index, shape)
+    position = _broadcast_index(node, index, shape)
     extent = node.to_expr(x.type.shape[axis], "int64")
     # scatter_nd takes no negative indices.
-    return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
+    return op.where(op.less(position, const(0, "int64")), op.add(position, extent), position)
 
 
 def _index_put_mask(node: FxNode, x: Value, mask: Value, value: Operand) -> Expr:
@@ -346,8 +348,8 @@ def _item(node: FxNode, x: Value) -> Scalar:
 def _one_hot(node: FxNode, indices: Value, count: int = -1) -> Expr:
     if count < 0:
         node.reject("the number of classes must be given")
-    at = node.to_expr(indices, "int64")
-    return op.one_hot(at, const(1, "int64"), const(0, "int64"), count, axis=-1, dtype="int64")
+    position = node.to_expr(indices, "int64")
+    return op.one_hot(position, const(1, "int64"), const(0, "int64"), count, axis=-1, dtype="int64")
 
 
 def _bucketize(

@@ -237,7 +237,7 @@ def _svd(
     driver: str | None = None,
 ) -> list[Expr]:
     decomposition = op.linalg.svd(node.to_expr(x), full_matrices and compute_uv)
-    return [TupleGetItem(decomposition, at) for at in range(3)]
+    return [TupleGetItem(decomposition, position) for position in range(3)]
 
 
 def _matrix_exp(node: FxNode, x: Value) -> Expr:
@@ -259,7 +259,9 @@ def _pinv(
         lower = op.trilu(data, -1, upper=False)
         data = op.add(op.trilu(data, 0, upper=False), transpose_matrix(lower, rank))
     decomposition = op.linalg.svd(data, full_matrices=False)
-    left_vectors, values, right_vectors = (TupleGetItem(decomposition, at) for at in range(3))
+    left_vectors, values, right_vectors = (
+        TupleGetItem(decomposition, position) for position in range(3)
+    )
     limit = _singular_value_limit(node, x, op.max(values, axis=[-1], keepdims=True), atol, rtol)
     inverse = op.where(op.greater(values, limit), op.divide(const(1, dtype), values),
                        const(0, dtype))  # fmt: skip

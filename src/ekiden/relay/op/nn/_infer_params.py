@@ -29,10 +29,10 @@ def infer_channel_vectors(axis: int = 1) -> ArgTypeSolver:
     def infer_types(types: Types, attrs: Attrs | None) -> Types:
         """Infer unknown vector types, unless the data's type is unknown."""
         data, *vectors = types
-        at = getattr(attrs, "axis", axis)
-        if not isinstance(data, TensorType) or not -len(data.shape) <= at < len(data.shape):
+        axis_index = getattr(attrs, "axis", axis)
+        if not isinstance(data, TensorType) or not -len(data.shape) <= axis_index < len(data.shape):
             return types
-        vector = TensorType((data.shape[at],), data.dtype)
+        vector = TensorType((data.shape[axis_index],), data.dtype)
         return [data, *(v or vector for v in vectors)]
 
     return infer_types
@@ -83,11 +83,16 @@ def infer_deformable_conv_params(types: Types, attrs: Attrs | None) -> Types:
     extents = dict(zip(layout, data.shape, strict=True))
     # Two offsets, of row and column, for each tap of each deformable group.
     taps = as_dim(2 * int(getattr(attrs, "deformable_groups", 1)))
-    for at, letter in enumerate("HW"):
+    for index, letter in enumerate("HW"):
         size = weight.shape[kernel_layout.index(letter)]
         taps = size * taps
         extents[letter] = window_extent(
-            extents[letter], size, strides[at], padding[at], padding[at + 2], dilation[at]
+            extents[letter],
+            size,
+            strides[index],
+            padding[index],
+            padding[index + 2],
+            dilation[index],
         )
     extents["C"] = taps
     return [data, TensorType(tuple(extents[letter] for letter in layout), data.dtype), weight]

@@ -55,11 +55,11 @@ def _check_gradient(
     if grad.dtype != data.dtype:
         raise_type_error(name, f"the gradient must be {data.dtype} as the data, got {grad.dtype}")
     check_rank(name, grad, len(extents), "out_grad")
-    for at, (actual, extent) in enumerate(zip(grad.shape, extents, strict=True)):
-        unify_dims(name, actual, extent, f"axis {at} of the gradient and of the result")
+    for index, (actual, extent) in enumerate(zip(grad.shape, extents, strict=True)):
+        unify_dims(name, actual, extent, f"axis {index} of the gradient and of the result")
         # An empty result has no gradient; NumPy's reductions of it would raise.
         if known_int(extent) == 0:
-            raise_type_error(name, f"axis {at} of the result has no elements")
+            raise_type_error(name, f"axis {index} of the result has no elements")
 
 
 def _like_data_relation(

@@ -350,8 +350,8 @@ def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _insert_height(shape: Sequence[PrimExpr], layout: str) -> tuple[PrimExpr, ...]:
-    at = layout.index("W")
-    return (*shape[:at], as_dim(1), *shape[at:])
+    position = layout.index("W")
+    return (*shape[:position], as_dim(1), *shape[position:])
 
 
 def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:

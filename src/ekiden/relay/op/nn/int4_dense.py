@@ -42,11 +42,11 @@ def _dense_nibbles_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     check_rank(_DENSE_NIBBLES_OP, weight, 3, "weight")
     for parameter, what in ((scale, "scale"), (point, "point")):
         check_rank(_DENSE_NIBBLES_OP, parameter, 2, what)
-        for at in range(2):
+        for position in range(2):
             unify_dims(
                 _DENSE_NIBBLES_OP,
-                parameter.shape[at],
-                weight.shape[at],
+                parameter.shape[position],
+                weight.shape[position],
                 f"'{what}' and the blocks of 'weight'",
             )
     # Two numbers of 4 bits in each byte.

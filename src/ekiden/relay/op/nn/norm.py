@@ -55,11 +55,11 @@ def _check_channel_vectors(
         and the axis counted from the front.
     """
     check_same_dtype(name, (data, *vectors))
-    at = call_shape_rule(name, normalize_axis, axis, len(data.shape), name)
+    axis_index = call_shape_rule(name, normalize_axis, axis, len(data.shape), name)
     for position, vector in enumerate(vectors, 1):
         check_rank(name, vector, 1, f"argument {position}")
-        data = unify_vector_axis(name, data, at, vector, f"argument {position}")
-    return data, at
+        data = unify_vector_axis(name, data, axis_index, vector, f"argument {position}")
+    return data, axis_index
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
@@ -287,8 +287,8 @@ class InstanceNormAttrs(Attrs):
 def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = check_tensors("nn.instance_norm", types, 3)
     axis = check_attrs(InstanceNormAttrs, attrs).axis
-    result_type, at = _check_channel_vectors("nn.instance_norm", data, vectors, axis)
-    if at == 0:
+    result_type, position = _check_channel_vectors("nn.instance_norm", data, vectors, axis)
+    if position == 0:
         raise_type_error("nn.instance_norm", "axis must not be the batch axis 0")
     return result_type
 
@@ -296,9 +296,9 @@ def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _instance_norm_reference(
     attrs: InstanceNormAttrs, data: Array, gamma: Array, beta: Array
 ) -> Array:
-    at = attrs.axis % data.ndim
-    axes = tuple(i for i in range(1, data.ndim) if i != at)
-    return _scale_and_shift(_standardize(data, axes, attrs.epsilon), gamma, beta, at, attrs)
+    axis_index = attrs.axis % data.ndim
+    axes = tuple(i for i in range(1, data.ndim) if i != axis_index)
+    return _scale_and_shift(_standardize(data, axes, attrs.epsilon), gamma, beta, axis_index, attrs)
 
 
 register_op(
@@ -354,27 +354,32 @@ class GroupNormAttrs(Attrs):
 def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = check_tensors("nn.group_norm", types, 3)
     settings = check_attrs(GroupNormAttrs, attrs)
-    result_type, at = _check_channel_vectors("nn.group_norm", data, vectors, settings.axis)
-    channels = known_int(result_type.shape[at])
+    result_type, position = _check_channel_vectors("nn.group_norm", data, vectors, settings.axis)
+    channels = known_int(result_type.shape[position])
     if (
         settings.num_groups < 1
-        or at == 0
+        or position == 0
         or (channels is not None and channels % settings.num_groups)
     ):
         raise_type_error(
             "nn.group_norm",
-            f"{channels} channels on axis {at} do not form {settings.num_groups} groups",
+            f"{channels} channels on axis {position} do not form {settings.num_groups} groups",
         )
     return result_type
 
 
 def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
-    at, groups = attrs.axis % data.ndim, attrs.num_groups
-    split = data.reshape(*data.shape[:at], groups, data.shape[at] // groups, *data.shape[at + 1 :])
+    axis_index, groups = attrs.axis % data.ndim, attrs.num_groups
+    split = data.reshape(
+        *data.shape[:axis_index],
+        groups,
+        data.shape[axis_index] // groups,
+        *data.shape[axis_index + 1 :],
+    )
     # All but the batch and the axis of groups, which stands where the channels were.
-    axes = tuple(i for i in range(1, split.ndim) if i != at)
+    axes = tuple(i for i in range(1, split.ndim) if i != axis_index)
     return _scale_and_shift(
-        _standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs
+        _standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, axis_index, attrs
     )
 
 
@@ -454,13 +459,13 @@ def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
     if not data.size:
         return data
-    at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
-    beyond = data.shape[at] - 1  # what lies farther away is not there
+    axis_index, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
+    beyond = data.shape[axis_index] - 1  # what lies farther away is not there
     # A window wider than the channels sums all of them; padding further would only add zeros.
     width = min(before, beyond), min(attrs.size - 1 - before, beyond)
-    borders = [width if i == at else (0, 0) for i in range(data.ndim)]
+    borders = [width if i == axis_index else (0, 0) for i in range(data.ndim)]
     squares = np.pad(np.square(data.astype(np.float64)), borders)
-    windows = np.lib.stride_tricks.sliding_window_view(squares, sum(width) + 1, axis=at)
+    windows = np.lib.stride_tricks.sliding_window_view(squares, sum(width) + 1, axis=axis_index)
     return np.asarray(
         data / (attrs.bias + attrs.alpha / attrs.size * windows.sum(-1)) ** attrs.beta
     ).astype(data.dtype)

@@ -114,9 +114,11 @@ def _paged_attention_reference(
         visible = range(first, position + 1)
         if not visible:
             continue
-        at = [(tables[sequence, i // page], i % page) for i in visible]
+        indices = [(tables[sequence, i // page], i % page) for i in visible]
         # Grouped-query attention: each head of the cache serves several query heads.
-        own = [np.repeat(np.stack([x[i] for i in at]), heads // groups, 1) for x in (keys, values)]
+        own = [
+            np.repeat(np.stack([x[i] for i in indices]), heads // groups, 1) for x in (keys, values)
+        ]
         scores = np.einsum("hd,thd->ht", query[n], own[0]) * np.float32(scale)
         if attrs.softcap:
             scores = np.tanh(scores / np.float32(attrs.softcap)) * np.float32(attrs.softcap)
@@ -125,7 +127,7 @@ def _paged_attention_reference(
             scores = np.concatenate([scores, sinks[:, None]], axis=-1)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        shares = shares[:, : len(at)]
+        shares = shares[:, : len(indices)]
         attended[n] = np.einsum("ht,thd->hd", shares, own[1])
     return attended
 

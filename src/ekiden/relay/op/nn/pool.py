@@ -79,10 +79,10 @@ def infer_pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
     extent = window_extent_ceil if attrs.ceil_mode else window_extent
     pooled, axes = list(shape), spatial_axis_indices(attrs.layout)
     count = len(axes)
-    for i, at in enumerate(axes):
+    for i, position in enumerate(axes):
         before, after = attrs.padding[i], attrs.padding[i + count]
-        pooled[at] = extent(
-            shape[at], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
+        pooled[position] = extent(
+            shape[position], attrs.pool_size[i], attrs.strides[i], before, after, attrs.dilation[i]
         )
     return tuple(pooled)
 
@@ -116,17 +116,20 @@ def _sliding_windows(
     axes = spatial_axis_indices(attrs.layout)
     reach = [_dilated_window_size(attrs, i) for i in range(len(axes))]
     width = [(0, 0)] * data.ndim
-    for i, at in enumerate(axes):
+    for i, position in enumerate(axes):
         # The last window may reach beyond the padding, with `ceil_mode`.
         needed = (max(1, extents[i]) - 1) * attrs.strides[i] + reach[i]
         # Behind the data as much as the last window needs, which is less than the padding if
         # strides skip it.
-        width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
+        width[position] = (
+            attrs.padding[i],
+            max(0, needed - data.shape[position] - attrs.padding[i]),
+        )
     padded = np.pad(data, width, constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
-    for i, at in enumerate(axes):
+    for i, position in enumerate(axes):
         cut = [slice(None)] * windows.ndim
-        cut[at] = slice(
+        cut[position] = slice(
             0, (extents[i] - 1) * attrs.strides[i] + 1 if extents[i] else 0, attrs.strides[i]
         )
         cut[data.ndim + i] = slice(None, None, attrs.dilation[i])
@@ -136,7 +139,7 @@ def _sliding_windows(
 
 def _static_extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
     shape = infer_pool_shape(name, attrs, tuple(map(as_dim, data.shape)))
-    return [as_ints((shape[at],))[0] for at in spatial_axis_indices(attrs.layout)]
+    return [as_ints((shape[position],))[0] for position in spatial_axis_indices(attrs.layout)]
 
 
 def lowest_value(dtype: np.dtype[Any]) -> float | int:
@@ -171,8 +174,8 @@ def _avg_pool_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
         if attrs.count_include_pad:
             axes, half = spatial_axis_indices(attrs.layout), len(attrs.padding) // 2
             width = [(0, 0)] * data.ndim
-            for i, at in enumerate(axes):
-                width[at] = (attrs.padding[i], attrs.padding[i + half])
+            for i, position in enumerate(axes):
+                width[position] = (attrs.padding[i], attrs.padding[i + half])
             counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
             # The ones have the padding in them already.
             attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
@@ -478,10 +481,10 @@ def _build_global_pool(
 def infer_adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
     """Infer the result shape of adaptive pooling in the data's layout."""
     result_shape: list[PrimExpr] = list(shape)
-    for extent, at in zip(
+    for extent, position in zip(
         attrs.output_size or (), spatial_axis_indices(attrs.layout), strict=False
     ):
-        result_shape[at] = as_dim(extent)
+        result_shape[position] = as_dim(extent)
     return tuple(result_shape)
 
 
@@ -496,8 +499,8 @@ def _adaptive_pool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             "nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}"
         )
     minimums: list[int | None] = [None] * rank
-    for at in spatial_axis_indices(settings.layout):
-        minimums[at] = 1
+    for position in spatial_axis_indices(settings.layout):
+        minimums[position] = 1
     name = "nn.adaptive_avg_pool2d"
     call_shape_rule(name, require_min_extent, name, "data", data.shape, minimums)
     return TensorType(infer_adaptive_shape(settings, data.shape), data.dtype)
@@ -505,16 +508,21 @@ def _adaptive_pool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 def _adaptive_pool_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
     pooled = data.astype(np.float64)
-    for extent, at in zip(
+    for extent, position in zip(
         attrs.output_size or (), spatial_axis_indices(attrs.layout), strict=False
     ):
-        size = data.shape[at]
+        size = data.shape[position]
         # Windows from floor(i * size / extent) to ceil((i + 1) * size / extent): they overlap where
         # the division leaves a remainder.
         bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
-        means = [np.take(pooled, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
+        means = [
+            np.take(pooled, range(a, b), axis=position).mean(position, keepdims=True)
+            for a, b in bounds
+        ]
         # Of no windows there is nothing to concatenate but an empty slice.
-        pooled = np.concatenate(means or [pooled[(slice(None),) * at + (slice(0, 0),)]], axis=at)
+        pooled = np.concatenate(
+            means or [pooled[(slice(None),) * position + (slice(0, 0),)]], axis=position
+        )
     return pooled.astype(data.dtype)
 
 

@@ -56,7 +56,7 @@ def _dyn_resize3d_type(attrs: DynResize3DAttrs, types: Sequence[TensorType]) -> 
         "data",
     )
     axes = spatial_axis_indices(attrs.layout)
-    shape = tuple(AnyDim() if at in axes else d for at, d in enumerate(data.shape))
+    shape = tuple(AnyDim() if index in axes else d for index, d in enumerate(data.shape))
     return TensorType(shape, attrs.out_dtype or data.dtype)
 
 

@@ -202,15 +202,15 @@ class DeviceDomains:
         """Unify the components of one value whose types mention such a type variable."""
         stack = [(domain, kind)]
         while stack:
-            at, of = stack.pop()
-            if isinstance(at, CompositeDomain) and isinstance(of, TupleType):
-                stack.extend(zip(at.items, of.fields, strict=True))
-            elif isinstance(at, CompositeDomain) and isinstance(of, FuncType):
-                stack.extend(zip(at.items, (*of.arg_types, of.ret_type), strict=True))
+            position, of = stack.pop()
+            if isinstance(position, CompositeDomain) and isinstance(of, TupleType):
+                stack.extend(zip(position.items, of.fields, strict=True))
+            elif isinstance(position, CompositeDomain) and isinstance(of, FuncType):
+                stack.extend(zip(position.items, (*of.arg_types, of.ret_type), strict=True))
             else:
                 for type_var in type_post_order(of):
                     if isinstance(type_var, TypeVar) and type_var in one:
-                        unify(at, one[type_var], always=True)
+                        unify(position, one[type_var], always=True)
 
     def domain_for(self, expr: RelayExpr) -> Domain:
         """Return the domain of an expression; a constant is on the host, and every use of it gets a
@@ -276,7 +276,7 @@ class DeviceDomains:
         if isinstance(kind, TupleType) and len({*self.locations_of(domain)}) > 1:
             assert isinstance(domain, CompositeDomain)
             pairs = zip(domain.items, kind.fields, strict=True)
-            return tuple(self.location_attribute(at, of, functions) for at, of in pairs)
+            return tuple(self.location_attribute(position, of, functions) for position, of in pairs)
         location = self.single_location(domain)
         return location.virtual_device() if location else None
 
@@ -539,8 +539,8 @@ class DeviceDomains:
     def _unify_pattern(self, pattern: Pattern, domain: Domain) -> None:
         stack = [(pattern, domain)]
         while stack:
-            at, where = stack.pop()
-            match at:
+            position, where = stack.pop()
+            match position:
                 case PatternVar(var=var):
                     unify(self.domain_for(var), where, always=True)
                 case PatternTuple(patterns=inner) if isinstance(where, CompositeDomain):
@@ -577,7 +577,7 @@ class DeviceDomains:
             if is_apart:
                 self._pin_result(call)
             free = None if is_apart else self.domain_for(call)
-            return [free if at in row.forwarded_args else self._host for at in range(n)]
+            return [free if position in row.forwarded_args else self._host for position in range(n)]
         if row.memory is MemoryAliasing.MUST_ALIAS:
             return [self.domain_for(call)]
         return [self._kernel_domain(call)] * n

@@ -259,7 +259,9 @@ class _DevicePlanner:
     def _with_location_attrs(self, function: Function, domain: CompositeDomain) -> Function:
         """Attach the locations of a function's parameters and result as attributes."""
         pairs = zip(domain.items, _signature_types(function), strict=True)
-        *params, result = (self.domains.location_attribute(at, of, self.marks) for at, of in pairs)
+        *params, result = (
+            self.domains.location_attribute(position, of, self.marks) for position, of in pairs
+        )
         plain = function.without_attr(PARAM_DEVICES_ATTR).without_attr(RESULT_DEVICE_ATTR)
         if not self.marks and is_host_only((*params, result)):
             return plain
@@ -308,10 +310,10 @@ def _rebuild_with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> Re
 
 def _clause_results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
     """Return the rewritten right-hand sides of a match's clauses."""
-    results, at = [], 0
+    results, position = [], 0
     for clause in expr.clauses:
-        at += len(pattern_vars(clause.lhs)) + 1
-        results.append(new_children[at])
+        position += len(pattern_vars(clause.lhs)) + 1
+        results.append(new_children[position])
     return results
 
 

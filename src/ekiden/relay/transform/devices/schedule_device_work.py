@@ -74,13 +74,13 @@ def _reorder_bindings(bindings: Sequence[LetBinding], domains: DeviceDomains) ->
 
 def _list_schedule(run: Sequence[LetBinding], domains: DeviceDomains) -> list[LetBinding]:
     """Schedule effect-free bindings topologically, device work first (list scheduling)."""
-    positions = {variable: at for at, (variable, _) in enumerate(run)}
+    positions = {variable: index for index, (variable, _) in enumerate(run)}
     users: list[list[int]] = [[] for _ in run]
     waits = [0] * len(run)
-    for at, (_, value) in enumerate(run):
+    for index, (_, value) in enumerate(run):
         for used in {positions[v] for v in _used_variables(value) if v in positions}:
-            users[used].append(at)
-            waits[at] += 1
+            users[used].append(index)
+            waits[index] += 1
     ready: list[tuple[bool, int]] = []
 
     def push_ready(at: int) -> None:
@@ -88,14 +88,14 @@ def _list_schedule(run: Sequence[LetBinding], domains: DeviceDomains) -> list[Le
         # The position breaks ties, so the order is stable (Kahn's algorithm with a priority queue).
         heappush(ready, (not _is_device_work(run[at][1], domains), at))
 
-    for at, count in enumerate(waits):
+    for index, count in enumerate(waits):
         if count == 0:
-            push_ready(at)
+            push_ready(index)
     ordered: list[LetBinding] = []
     while ready:
-        _, at = heappop(ready)
-        ordered.append(run[at])
-        for user in users[at]:
+        _, index = heappop(ready)
+        ordered.append(run[index])
+        for user in users[index]:
             waits[user] -= 1
             if waits[user] == 0:
                 push_ready(user)

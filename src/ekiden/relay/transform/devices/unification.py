@@ -59,11 +59,11 @@ def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
     """Yield the leaves (first-order domains) of a domain, left to right."""
     stack = [domain]
     while stack:
-        at = stack.pop()
-        if isinstance(at, DeviceDomain):
-            yield at.root()
+        current = stack.pop()
+        if isinstance(current, DeviceDomain):
+            yield current.root()
         else:
-            stack.extend(reversed(at.items))
+            stack.extend(reversed(current.items))
 
 
 def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
@@ -114,13 +114,13 @@ def constrain(domain: Domain, where: object) -> None:
     """
     stack = [(domain, where)]
     while stack:
-        at, mark = stack.pop()
-        if isinstance(at, CompositeDomain) and at.is_function:
-            stack.append((at.items[-1], mark))
-        elif isinstance(mark, tuple) and isinstance(at, CompositeDomain):
-            stack.extend(zip(at.items, mark, strict=False))
+        position, mark = stack.pop()
+        if isinstance(position, CompositeDomain) and position.is_function:
+            stack.append((position.items[-1], mark))
+        elif isinstance(mark, tuple) and isinstance(position, CompositeDomain):
+            stack.extend(zip(position.items, mark, strict=False))
         elif isinstance(mark, VirtualDevice):
-            for leaf in leaf_domains(at):
+            for leaf in leaf_domains(position):
                 current = leaf.location
                 # A conflict keeps the earlier mark; a copy will bridge the two.
                 leaf.location = (

@@ -175,8 +175,10 @@ class _GradientRules:
             floats = [i for i, a in enumerate(args) if is_float_tensor(a.checked_type)]
             gradients = Call(callee, (*args, *grads))
             by_argument: list[RelayExpr | None] = [None] * len(args)
-            for at, index in enumerate(floats):
-                by_argument[index] = gradients if len(floats) == 1 else TupleGetItem(gradients, at)
+            for position, index in enumerate(floats):
+                by_argument[index] = (
+                    gradients if len(floats) == 1 else TupleGetItem(gradients, position)
+                )
             if not is_lowered:
                 return by_argument
             pairs = zip(by_argument, args, strict=True)
@@ -229,17 +231,17 @@ def _reachable_functions(module: IRModule, root: Function) -> list[GlobalVar]:
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
-        for at in post_order(work.pop(), into_functions=True):
-            if not isinstance(at, GlobalVar) or at in reached:
+        for node in post_order(work.pop(), into_functions=True):
+            if not isinstance(node, GlobalVar) or node in reached:
                 continue
-            callee = module.functions.get(at)
+            callee = module.functions.get(node)
             if callee is None:
                 raise DifferentiationError(
-                    f"gradient: '{at.name_hint}', which the function calls, is no function of the "
-                    "module; pass the module that the function is from"
+                    f"gradient: '{node.name_hint}', which the function calls, is no function of "
+                    "the module; pass the module that the function is from"
                 )
             if isinstance(callee, Function):
-                reached[at] = None
+                reached[node] = None
                 work.append(callee)
     return list(reached)
 

@@ -420,19 +420,19 @@ def _scope_post_order(branch: RelayScope) -> list[RelayExpr]:
     ordered: dict[RelayExpr, None] = {}
     stack: list[tuple[RelayScope, int]] = [(branch, 0)]
     while stack:
-        scope, at = stack.pop()
-        if at == len(scope.nodes):
+        scope, position = stack.pop()
+        if position == len(scope.nodes):
             continue
-        expr = scope.nodes[at]
+        expr = scope.nodes[position]
         inner = [
             s for s in scope.child_scopes.get(expr, ()) if not all(n in ordered for n in s.nodes)
         ]
         if inner:
-            stack.append((scope, at))
+            stack.append((scope, position))
             stack.extend((s, 0) for s in inner)
         else:
             ordered[expr] = None
-            stack.append((scope, at + 1))
+            stack.append((scope, position + 1))
     return list(ordered)
 
 

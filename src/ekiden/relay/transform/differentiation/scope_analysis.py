@@ -289,13 +289,15 @@ class ScopePlanner:
         """Record that a scope captures a leaf of an enclosing one, which the owner's binding must
         compute first.
         """
-        at = scope
+        current = scope
         # A scope that has captured the leaf before has also told the scopes around it.
-        while leaf not in at.captured:
-            at.captured.add(leaf)
-            assert at.parent is not None and at.owner is not None, "a variable of a scope around"
-            if at.parent is leaf.scope:
+        while leaf not in current.captured:
+            current.captured.add(leaf)
+            assert current.parent is not None and current.owner is not None, (
+                "a variable of a scope around"
+            )
+            if current.parent is leaf.scope:
                 leaf.escapes = True
-                at.owner.needs.append(leaf)
+                current.owner.needs.append(leaf)
                 return
-            at = at.parent
+            current = current.parent

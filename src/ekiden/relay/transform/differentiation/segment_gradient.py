@@ -114,15 +114,15 @@ class Segment:
         self._variables[node] = operation.result_var
         stack: list[tuple[TensorTree, RelayExpr]] = [(operation.result, node)]
         while stack:
-            tree, at = stack.pop()
-            self._operations[at] = operation
+            tree, position = stack.pop()
+            self._operations[position] = operation
             if isinstance(tree, TensorLeaf):
                 assert isinstance(tree.value, Var)
-                self._nodes[tree], self._variables[at] = at, tree.value
+                self._nodes[tree], self._variables[position] = position, tree.value
                 continue
-            kind = at.checked_type
+            kind = position.checked_type
             assert isinstance(kind, TupleType)
-            fields = [_with_type(TupleGetItem(at, i), k) for i, k in enumerate(kind.fields)]
+            fields = [_with_type(TupleGetItem(position, i), k) for i, k in enumerate(kind.fields)]
             stack.extend(reversed(list(zip(tree, fields, strict=True))))
 
     def _tree_expr(self, tree: TensorTree) -> RelayExpr:

@@ -132,14 +132,17 @@ def _is_fusable_max_pool(expr: RelayExpr) -> bool:
         return False
     stack = [(expr.args[0], 0)]
     while stack:
-        at, depth = stack.pop()
-        if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > MAX_EPILOGUE_DEPTH:
+        position, depth = stack.pop()
+        if (
+            not (isinstance(position, Call) and isinstance(position.op, Op))
+            or depth > MAX_EPILOGUE_DEPTH
+        ):
             continue
         # The convolution at the start of the chain has a kernel that can apply it.
-        if has_epilogue(at.op.definition.kernels, MAX_POOL_2X2_EPILOGUE):
+        if has_epilogue(position.op.definition.kernels, MAX_POOL_2X2_EPILOGUE):
             return True
-        if _op_pattern(at) <= OpPattern.BROADCAST:
-            stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
+        if _op_pattern(position) <= OpPattern.BROADCAST:
+            stack += [(a, depth + 1) for a in position.args if _same_shape(a, position)]
     return False
 
 
@@ -317,15 +320,15 @@ def _nodes_on_paths(
     visited = {id(source)}
     stack = [user for user, _ in source.users]
     while stack:
-        at = stack.pop()
-        if id(at) in visited:
+        current = stack.pop()
+        if id(current) in visited:
             continue
-        visited.add(id(at))
-        if not allowed(at.root().anchor, at is sink):
+        visited.add(id(current))
+        if not allowed(current.root().anchor, current is sink):
             return None
-        if at is not sink:
-            path.append(at)
-            stack.extend(user for user, _ in at.users)
+        if current is not sink:
+            path.append(current)
+            stack.extend(user for user, _ in current.users)
     return path
 
 

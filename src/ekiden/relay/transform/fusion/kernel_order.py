@@ -32,7 +32,7 @@ class KernelOrder:
     """Happens-before order of a function's kernels, which may run concurrently otherwise."""
 
     def __init__(self, lifetimes: StorageLifetimes) -> None:
-        self.positions = [at for at, _ in lifetimes.invocations]
+        self.positions = [position for position, _ in lifetimes.invocations]
         self.users: dict[Var, list[int]] = {}
         """Kernels that read or write each storage."""
         self.chains: list[list[int]] = []

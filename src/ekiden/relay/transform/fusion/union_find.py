@@ -16,14 +16,14 @@ class UnionFindNode:
 
     def root(self) -> Self:
         """Return the representative of the set, with path halving."""
-        at = self
-        while at.parent is not None:
-            if at.parent.parent is not None:
+        current = self
+        while current.parent is not None:
+            if current.parent.parent is not None:
                 # Path halving: amortized nearly constant without a second walk (Tarjan and van
                 # Leeuwen 1984).
-                at.parent = at.parent.parent
-            at = at.parent
-        return at
+                current.parent = current.parent.parent
+            current = current.parent
+        return current
 
 
 __all__ = ["UnionFindNode"]

@@ -134,8 +134,8 @@ class _BackwardScaleFolder:
             # here.
             self.blocked_scales[expr] = self.pending_scales.pop(expr)
         elif factor is not None:
-            for at in self.accepted_scales[expr].arg_indices:
-                self.pending_scales[expr.args[at]] = factor
+            for position in self.accepted_scales[expr].arg_indices:
+                self.pending_scales[expr.args[position]] = factor
         elif row.linear is LinearForm.SCALES:
             self._remove_multiplication(expr)
 
@@ -143,13 +143,16 @@ class _BackwardScaleFolder:
         kind = call.checked_type
         assert isinstance(kind, TensorType)
         # Either side of the product may be the data.
-        for at in (0, 1):
-            accepted = self._foldable_scale(call.args[at])
-            if accepted is None or at not in data_argument_indices(call, accepted.axes):
+        for position in (0, 1):
+            accepted = self._foldable_scale(call.args[position])
+            if accepted is None or position not in data_argument_indices(call, accepted.axes):
                 continue
-            scale = match_channel_scale(call.args[1 - at], kind, accepted.axes)
+            scale = match_channel_scale(call.args[1 - position], kind, accepted.axes)
             if scale is not None and (scale.is_positive or not accepted.positive):
-                self.removed_multiplications[call], self.pending_scales[call.args[at]] = at, scale
+                self.removed_multiplications[call], self.pending_scales[call.args[position]] = (
+                    position,
+                    scale,
+                )
                 return
 
     def _fold_expr(self, expr: RelayExpr, new: dict[RelayExpr, RelayExpr]) -> RelayExpr:
@@ -183,13 +186,15 @@ class _BackwardScaleFolder:
         # Both operands of the sum take the factor, so no addend is left to scale.
         if len(accepted.arg_indices) == len(expr.args):
             return tuple(args)
-        (at,) = accepted.arg_indices
+        (position,) = accepted.arg_indices
         scaled_addend = apply_scale(
-            args[1 - at], scale_for_addend(expr, at, factor, accepted.axes), fold_product
+            args[1 - position],
+            scale_for_addend(expr, position, factor, accepted.axes),
+            fold_product,
         )
         if scaled_addend is None:
             return None
-        return (scaled_addend, args[at]) if at else (args[at], scaled_addend)
+        return (scaled_addend, args[position]) if position else (args[position], scaled_addend)
 
 
 @module_pass(name="BackwardFoldScaleAxis", opt_level=3, required=(InferType(),))

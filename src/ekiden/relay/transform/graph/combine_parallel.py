@@ -246,12 +246,12 @@ def _combine_followers(
     """
     first = level[0]
     # Subtraction and division do not commute, so the data must be the same argument in all.
-    at = next(i for i, arg in enumerate(first.args) if arg is before[0])
+    position = next(i for i, arg in enumerate(first.args) if arg is before[0])
     alike = all(
         call.op is first.op
         and structural_key(call.attrs) == structural_key(first.attrs)
         and len(call.args) == len(first.args)
-        and call.args[at] is data
+        and call.args[position] is data
         for call, data in zip(level, before, strict=True)
     )
     is_plain = first.attrs is None or len(first.args) == 1
@@ -264,7 +264,7 @@ def _combine_followers(
     for i in range(len(args)):
         joined = (
             combined
-            if i == at
+            if i == position
             else _combine_args(kind, [c.args[i] for c in level], level, where[0])
         )
         if joined is None:
@@ -316,16 +316,17 @@ def _combine_args(
     rank = _rank(calls[0])
     if axis is None:
         return _stack_args(args, rank) if all(s == shapes[0] for s in shapes) else None
-    at = axis - (rank - len(shapes[0]))
-    other_dims = {tuple(d for n, d in enumerate(s or ()) if n != at) for s in shapes}
+    axis_index = axis - (rank - len(shapes[0]))
+    other_dims = {tuple(d for n, d in enumerate(s or ()) if n != axis_index) for s in shapes}
     widened = [
-        _broadcast_arg(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)
+        _broadcast_arg(kind, arg, call, axis_index, axis)
+        for arg, call in zip(args, calls, strict=True)
     ]
     complete = [arg_or_none for arg_or_none in widened if arg_or_none is not None]
     if len(other_dims) != 1 or len(complete) != len(widened):
         return None
-    is_last = at == len(shapes[0]) - 1 and not kind.broadcasts_args
-    return op.concatenate(complete, -1 if is_last else max(at, 0))
+    is_last = axis_index == len(shapes[0]) - 1 and not kind.broadcasts_args
+    return op.concatenate(complete, -1 if is_last else max(axis_index, 0))
 
 
 def _dtype(expr: RelayExpr) -> str:

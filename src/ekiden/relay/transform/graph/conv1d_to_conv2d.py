@@ -46,7 +46,10 @@ def conv1d_to_conv2d(call: Call) -> Call | None:
     else:
         return None
     layouts = (attrs.data_layout, attrs.kernel_layout)
-    args = [_insert_height_axis(a, at.index("W")) for a, at in zip(call.args, layouts, strict=True)]
+    args = [
+        _insert_height_axis(a, position.index("W"))
+        for a, position in zip(call.args, layouts, strict=True)
+    ]
     wide = conv_call.with_fields(args=tuple(args), span=call.span)
     typed_call = infer_local_type(wide)
     assert isinstance(typed_call, Call)

@@ -65,15 +65,15 @@ def _dilated_padding(
     """
     own = attrs.padding
     sides = [list(own[:2]), list(own[2:])]
-    for at, block in enumerate(blocks.block_shape):
-        pads, cut = blocks.paddings[at], crops.crops[at]
+    for index, block in enumerate(blocks.block_shape):
+        pads, cut = blocks.paddings[index], crops.crops[index]
         for i, side in enumerate(sides):
             # One step of the inner convolution is `block` elements of the image.
-            size = simplify_dim(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            size = simplify_dim(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + index])
             # A negative border would crop, which convolutions cannot.
             if not isinstance(size, IntImm) or size.value < 0:
                 return None
-            side[first + at] = size.value
+            side[first + index] = size.value
     return (*sides[0], *sides[1])
 
 

@@ -151,16 +151,16 @@ class _ForwardScaleFolder:
         """
         kind = call.checked_type
         assert isinstance(kind, TensorType)
-        for at in data_argument_indices(call, accepted.axes):
-            scale = match_channel_scale(call.args[1 - at], kind, accepted.axes)
+        for position in data_argument_indices(call, accepted.axes):
+            scale = match_channel_scale(call.args[1 - position], kind, accepted.axes)
             # Data that already lacks a scale cannot lack a second one.
-            is_fit = scale is not None and call.args[at] not in self.folded_scales and (
+            is_fit = scale is not None and call.args[position] not in self.folded_scales and (
                 (scale.is_positive or not accepted.positive)
                 and (scale.is_divisor or not accepted.divides)
             )  # fmt: skip
             if scale is not None and is_fit:
                 self.folded_scales[call] = scale
-                return self.rewritten[call.args[at]]
+                return self.rewritten[call.args[position]]
         return None
 
     def _reapply_scale(self, data: RelayExpr, scale: ChannelScale, axes: AxisIndices) -> RelayExpr:

@@ -151,9 +151,13 @@ class _AttentionOperand:
         """Split a merged axis into batch and heads; return whether these are the given extents."""
         if "n" in self.layout:
             shape = list(_shape(self.expr))
-            at = self.layout.index("n")
+            position = self.layout.index("n")
             self.expr = infer_new_types(
-                op.reshape(self.expr, [*shape[:at], batch, heads, *shape[at + 1 :]], allowzero=True)
+                op.reshape(
+                    self.expr,
+                    [*shape[:position], batch, heads, *shape[position + 1 :]],
+                    allowzero=True,
+                )
             )
             self.layout = self.layout.replace("n", "bh")
         return _is_same_shape([self.dims["b"], self.dims["h"]], [batch, heads])

@@ -68,10 +68,10 @@ def match_broadcast_vector(indices: RelayExpr, axis: int, rank: int = 1) -> Rela
     inner = indices.args[0]
     inner_shape = _tensor_shape(inner)
     # Broadcasting aligns axes from the right.
-    at = axis - (len(shape) - len(inner_shape))
-    if at < 0 or not prove_equal(inner_shape[at], shape[axis]):
+    axis_index = axis - (len(shape) - len(inner_shape))
+    if axis_index < 0 or not prove_equal(inner_shape[axis_index], shape[axis]):
         return None
-    if any(n != at and not is_const(dim, 1) for n, dim in enumerate(inner_shape)):
+    if any(n != axis_index and not is_const(dim, 1) for n, dim in enumerate(inner_shape)):
         return None
     return (
         inner if len(inner_shape) == rank == 1 else op.reshape(inner, vector_shape, allowzero=True)

@@ -571,10 +571,10 @@ def _call_rule(text: str, make: Callable[[Call], RelayExpr | None]) -> RewriteRu
 def _replace_filled_by_scalar(call: Call) -> RelayExpr | None:
     """Replace a uniformly filled operand by a scalar where the result's shape is unchanged."""
     args = list(call.args)
-    for at, (arg, partner) in enumerate(zip(args, reversed(args), strict=True)):
+    for index, (arg, partner) in enumerate(zip(args, reversed(args), strict=True)):
         number = _fill_value(arg)
         if number is not None and _same_shape(partner, call):
-            args[at] = number
+            args[index] = number
             return Call(call.op, tuple(args), call.attrs)
     return None
 

@@ -128,8 +128,8 @@ class _MergedConvolution:
         """
         own, taps_found = self.attrs.padding[: len(taps)], []
         axes = zip(first, own, self.attrs.dilation, self.kernel_shape, taps, strict=True)
-        for at, padding, dilation, size, count in axes:
-            tap, remainder = divmod(at + padding, dilation)
+        for position, padding, dilation, size, count in axes:
+            tap, remainder = divmod(position + padding, dilation)
             if remainder or tap < 0 or tap + count > size:
                 return None
             taps_found.append(tap)
@@ -142,10 +142,10 @@ class _MergedConvolution:
         offset = self.tap_offset_of(smaller)
         if offset is None:
             return False
-        at = tuple(
+        indices = tuple(
             slice(tap, tap + size) for tap, size in zip(offset, smaller.kernel_shape, strict=True)
         )
-        return self._add_to_weight(smaller.weight, (slice(None), slice(None), *at))
+        return self._add_to_weight(smaller.weight, (slice(None), slice(None), *indices))
 
     def merge_scale(self, scale: Array) -> bool:
         """Add a per-channel scale of the data as a diagonal weight at the centre tap; return
@@ -190,8 +190,8 @@ class _ScaledTensor:
         if row is None or row.linear is not LinearForm.SCALES or not row.commutes:
             return None
         assert isinstance(expr, Call)
-        for at, factor in enumerate(expr.args):
-            data, kind = expr.args[1 - at], expr.checked_type
+        for index, factor in enumerate(expr.args):
+            data, kind = expr.args[1 - index], expr.checked_type
             assert isinstance(kind, TensorType)
             if isinstance(factor, Constant) and is_same_shape(kind, _tensor_type(data)):
                 shape = (1,) * (len(kind.shape) - factor.data.ndim) + factor.data.shape

@@ -113,8 +113,8 @@ class _CPSConverter:
             old_type = var.checked_type_or_none() or var.type_annotation
             kind = None if old_type is None else cps_type(old_type, self.answer_type)
             self.converted[var] = Var(var.name_hint, kind, span=var.span)
-        for at in post_order(body, into_functions=True):
-            self._check_constructors(at)
+        for node in post_order(body, into_functions=True):
+            self._check_constructors(node)
         last = self._fresh_continuation(function.body.checked_type)
         new_body = self._convert_body(body, last)
         params = (*(self._new_var(p) for p in function.params), last)
@@ -262,11 +262,11 @@ def _constructor_patterns(expr: RelayExpr) -> Iterator[PatternConstructor]:
     """Yield the constructor patterns of a match."""
     stack: list[Pattern] = [c.lhs for c in expr.clauses] if isinstance(expr, Match) else []
     while stack:
-        at = stack.pop()
-        if isinstance(at, PatternConstructor):
-            yield at
-        if isinstance(at, (PatternConstructor, PatternTuple)):
-            stack.extend(at.patterns)
+        current = stack.pop()
+        if isinstance(current, PatternConstructor):
+            yield current
+        if isinstance(current, (PatternConstructor, PatternTuple)):
+            stack.extend(current.patterns)
 
 
 class _GlobalRenamer(ExprMutator):
@@ -290,10 +290,14 @@ def _reachable_functions(module: IRModule, root: Function) -> list[GlobalVar]:
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
-        for at in post_order(work.pop(), into_functions=True):
-            if isinstance(at, GlobalVar) and at not in reached and _is_convertible(module[at]):
-                reached[at] = None
-                work.append(module[at])  # type: ignore[arg-type]
+        for node in post_order(work.pop(), into_functions=True):
+            if (
+                isinstance(node, GlobalVar)
+                and node not in reached
+                and _is_convertible(module[node])
+            ):
+                reached[node] = None
+                work.append(module[node])  # type: ignore[arg-type]
     return list(reached)
 
 

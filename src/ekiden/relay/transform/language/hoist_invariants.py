@@ -165,13 +165,13 @@ class _Hoister:
         for expr, scope in self.scopes.scope_of_expr.items():
             if isinstance(expr, Call) and isinstance(expr.op, Var) and expr.op in body_of:
                 body = body_of[expr.op]
-                at: RelayScope | None = scope
-                while at is not None and at is not body and at.depth > body.depth:
+                current: RelayScope | None = scope
+                while current is not None and current is not body and current.depth > body.depth:
                     # The scopes further out have been recorded with it.
-                    if at in reaching:
+                    if current in reaching:
                         break
-                    reaching.add(at)
-                    at = at.parent
+                    reaching.add(current)
+                    current = current.parent
         return reaching
 
     # Places.
@@ -197,9 +197,9 @@ class _Hoister:
         """
         earliest = self.scopes.root
         for operand in inside:
-            at = self._earliest_scope(operand)
-            if at.depth > earliest.depth:
-                earliest = at
+            position = self._earliest_scope(operand)
+            if position.depth > earliest.depth:
+                earliest = position
         for symbol in _used_symbols(expr):
             named = self.symbols.get(symbol)
             # A dimension that is bound elsewhere has no value at the target.
@@ -270,8 +270,8 @@ class _Hoister:
 
     def _is_region_local(self, operand: RelayExpr, inner: set[RelayScope]) -> bool:
         """Return whether an operand that a region reads is defined inside it."""
-        at = self.scopes.scope_of_expr.get(operand) or self.scopes.scope_of_var.get(operand)
-        return at is None or at in inner
+        position = self.scopes.scope_of_expr.get(operand) or self.scopes.scope_of_var.get(operand)
+        return position is None or position in inner
 
     # What moves.
 

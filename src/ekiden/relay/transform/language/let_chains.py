@@ -37,15 +37,15 @@ class LetChain:
         number of bindings if there is none.
         """
         result = self.result
-        for at in range(len(self.bindings) - 1, -1, -1):
-            variable, value = self.bindings[at]
+        for position in range(len(self.bindings) - 1, -1, -1):
+            variable, value = self.bindings[position]
             name = called_op_name(value)
             if variable is result:
                 # The shape check runs after the call, so the call is not in tail position.
                 if name == "vm.match_shape":
                     break  # which is checked behind it
                 if not (name == "vm.forget_shape" or isinstance(value, Var)):
-                    return at
+                    return position
                 result = value.args[0] if isinstance(value, Call) else value
             elif name != "memory.kill":
                 break

@@ -63,11 +63,11 @@ def _assign_names(scopes: list[RelayScope]) -> VarByExpr:
 def _name_let(let: Let, names: VarByExpr) -> None:
     """Assign to a `Let` the variable of its body's value."""
     chain: list[Let] = []
-    at: RelayExpr = let
-    while isinstance(at, Let) and at not in names:
-        chain.append(at)
-        at = at.body
-    name = names.get(at, at)
+    current: RelayExpr = let
+    while isinstance(current, Let) and current not in names:
+        chain.append(current)
+        current = current.body
+    name = names.get(current, current)
     names.update((let_expr, name) for let_expr in chain)
 
 

@@ -255,7 +255,9 @@ def _sink_split(call: Call, perm: AxisPermutation) -> RelayExpr | None:
     split_call = infer_local_type(_untyped_copy(changed))
     kind = split_call.checked_type
     assert isinstance(kind, TupleType)
-    fields_ = (infer_local_type(TupleGetItem(split_call, at)) for at in range(len(kind.fields)))
+    fields_ = (
+        infer_local_type(TupleGetItem(split_call, position)) for position in range(len(kind.fields))
+    )
     return infer_local_type(Tuple(tuple(emit_transpose(field_, perm) for field_ in fields_)))
 
 

@@ -124,11 +124,11 @@ def _are_blocks_divisible(call: Call, before: Any, after: Any) -> bool:  # noqa:
         kind, old = arg.checked_type, getattr(before, field)
         assert isinstance(kind, TensorType)
         for letter, size in parse_layout(getattr(after, field)):
-            at = axis_index(old, letter.upper())
+            position = axis_index(old, letter.upper())
             # Whole axes are not split.
-            if letter.isupper() or at < 0:
+            if letter.isupper() or position < 0:
                 continue
-            extent = kind.shape[at] * (block_factor(old, letter) or 1)
+            extent = kind.shape[position] * (block_factor(old, letter) or 1)
             if not prove_equal(extent % size, const(0)):
                 return False
     return True

@@ -41,14 +41,16 @@ def tensor_bytes(kind: Type) -> int:
     """
     total, stack = 0, [kind]
     while stack:
-        at = stack.pop()
-        if isinstance(at, TupleType):
-            stack.extend(at.fields)
-        elif isinstance(at, TensorType):
-            size = dt.itemsize(at.dtype)
-            for dim in at.shape:
+        current = stack.pop()
+        if isinstance(current, TupleType):
+            stack.extend(current.fields)
+        elif isinstance(current, TensorType):
+            size = dt.itemsize(current.dtype)
+            for dim in current.shape:
                 if not isinstance(dim, IntImm):
-                    raise PassError(f"AnnotateUsedMemory does not support dynamic shapes: {at}")
+                    raise PassError(
+                        f"AnnotateUsedMemory does not support dynamic shapes: {current}"
+                    )
                 size *= dim.value
             total += size
     return total
@@ -78,16 +80,16 @@ class _UsedMemoryAnnotator:
         assert chain.result is not None
         reads = [self._record_binding(variable, value) for variable, value in chain.bindings]
         last: dict[Var, int] = {}
-        for at, read in enumerate([*reads, self._tensors_of(chain.result) | alive_after]):
-            last.update(dict.fromkeys(read, at))
+        for index, read in enumerate([*reads, self._tensors_of(chain.result) | alive_after]):
+            last.update(dict.fromkeys(read, index))
         # What nobody reads here or later is not counted.
         live = {v for v in alive if v in last}
         total = sum(tensor_bytes(v.checked_type) for v in live)
         ending: dict[int, list[Var]] = {}
-        for variable, at in last.items():
-            ending.setdefault(at, []).append(variable)
+        for variable, index in last.items():
+            ending.setdefault(index, []).append(variable)
         inner: list[tuple[RelayExpr, TensorVars]] = []
-        for at, (variable, value) in enumerate(chain.bindings):
+        for index, (variable, value) in enumerate(chain.bindings):
             # An alias has no bytes of its own.
             is_own = self.tensors_by_expr[variable] == {variable}
             size = tensor_bytes(variable.checked_type) if is_own else 0
@@ -95,11 +97,11 @@ class _UsedMemoryAnnotator:
                 # Inputs that end with this call are still alive in it: they are subtracted
                 # afterwards.
                 self.used_bytes.setdefault(value.op, []).append(total + size)
-            gone = [v for v in ending.get(at, ()) if v in live]
+            gone = [v for v in ending.get(index, ()) if v in live]
             live.difference_update(gone)
             total -= sum(tensor_bytes(v.checked_type) for v in gone)
             inner += [(body, frozenset(live)) for body in bodies(value)]
-            if is_own and last.get(variable, -1) > at:
+            if is_own and last.get(variable, -1) > index:
                 live.add(variable)
                 total += size
         return inner

@@ -109,16 +109,16 @@ class _ChainInfo:
     """Bindings that use each variable, with repetitions; -1 is the result."""
 
     def __post_init__(self) -> None:
-        for at, (variable, value) in enumerate(self.chain.bindings):
+        for index, (variable, value) in enumerate(self.chain.bindings):
             for mentioned in _used_vars(value):
-                self.users.setdefault(mentioned, []).append(at)
+                self.users.setdefault(mentioned, []).append(index)
             if isinstance(value, Call):
-                self._record_call(at, variable, value)
+                self._record_call(index, variable, value)
         assert self.chain.result is not None
         for mentioned in _used_vars(self.chain.result):
             self.users.setdefault(mentioned, []).append(-1)
         # Other tensors in the storage would be moved along with this one.
-        single = {t: at for t, at in self.tensors.items() if self._is_sole_tensor(at)}
+        single = {t: index for t, index in self.tensors.items() if self._is_sole_tensor(index)}
         self.tensors = single
 
     def _record_call(self, at: int, variable: Var, value: Call) -> None:
@@ -323,7 +323,7 @@ class _ConcatenationRewriter:
         for dim in kind.shape[axis + 1 :]:
             unit = unit * dim
         starts: list[PrimExpr] = []
-        at: PrimExpr = const(0)
+        position: PrimExpr = const(0)
         for operand in kernel.inputs:
             extent = _tensor_shape(operand)[axis]
             size = simplify(extent * unit)
@@ -333,8 +333,8 @@ class _ConcatenationRewriter:
             # Views in rows are declared with constant offsets.
             if is_const(size, 0) or (in_rows and not isinstance(size, IntImm)):
                 return None
-            starts.append(at)
-            at = simplify(at + size)
+            starts.append(position)
+            position = simplify(position + size)
         return starts
 
     def _is_placeable(self, kernel: _KernelCall, value: RelayExpr, in_rows: bool) -> bool:
@@ -378,10 +378,10 @@ class _ConcatenationRewriter:
         for output, root in self.roots.items():
             made_at.setdefault(root.first_use, []).append(self._enlarged_storage(output, root))
         bindings: list[LetBinding] = []
-        for at, binding in enumerate(chain.bindings):
-            bindings += made_at.get(at, ())
-            if at in self.copies:
-                bindings += [b for c in self.copies[at] for b in self._emit_copy(*c, replaced)]
+        for index, binding in enumerate(chain.bindings):
+            bindings += made_at.get(index, ())
+            if index in self.copies:
+                bindings += [b for c in self.copies[index] for b in self._emit_copy(*c, replaced)]
             elif binding[0] not in dropped:
                 bindings.append(self._emit_binding(binding, replaced))
         return LetChain(bindings, chain.result)

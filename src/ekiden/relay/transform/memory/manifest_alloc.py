@@ -143,7 +143,9 @@ def _kernel_devices(module: IRModule) -> DeviceOfCall:
     """Return a function from a kernel call to the index of its device in the module's
     device table.
     """
-    numbers = {virtual_device.device: at for at, virtual_device in enumerate(device_table(module))}
+    numbers = {
+        virtual_device.device: index for index, virtual_device in enumerate(device_table(module))
+    }
     # With one device there is nothing to infer.
     if len(numbers) == 1:
         return lambda call: 0

@@ -30,7 +30,7 @@ def _used_vars(value: RelayExpr) -> set[Var]:
 def _insert_kills(chain: LetChain, is_function_body: bool) -> LetChain:
     assert chain.result is not None
     # Variables of outer chains may be read again after this one.
-    own = {v: at for at, (v, _) in enumerate(chain.bindings)}
+    own = {v: index for index, (v, _) in enumerate(chain.bindings)}
     alive = _used_vars(chain.result)
     backwards: list[LetBinding] = []
     for variable, value in reversed(chain.bindings):

@@ -176,12 +176,12 @@ class _IntervalIndex:
         """Return the placements whose live ranges intersect the given one's."""
         candidates: dict[Placement, None] = {}
         for first, last in placement.live_ranges:
-            at = first + self.size
+            position = first + self.size
             # Spans that hold the first position lie on the path from its leaf to the root of the
             # segment tree.
-            while at:
-                candidates.update(dict.fromkeys(self.nodes.get(at, ())))
-                at //= 2
+            while position:
+                candidates.update(dict.fromkeys(self.nodes.get(position, ())))
+                position //= 2
             # The other rivals begin inside the span, after its first position.
             start = bisect_right(self.range_begins, (first, len(self.range_owners)))
             end = bisect_right(self.range_begins, (last, len(self.range_owners)))

@@ -70,14 +70,14 @@ def _function_usage(
         for first, last in request.live_ranges():
             changes += [(first, size.value), (last + 1, -size.value)]
         retained += size.value if storage in lifetimes.escaped else 0
-    for at, call in lifetimes.calls:
+    for position, call in lifetimes.calls:
         if isinstance(call.op, (Op, Constructor)):
             continue
         need = callees.get(call.op.name_hint) if isinstance(call.op, GlobalVar) else None
         if need is None:
             return None
         retained += need.retained
-        changes += [(at, need.peak), (at + 1, need.retained - need.peak)]
+        changes += [(position, need.peak), (position + 1, need.retained - need.peak)]
     return _MemoryUsage(_peak_of_changes(changes), retained)
 
 

@@ -125,11 +125,13 @@ class _SliceFinder:
                 return
             if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
                 return
-            at = _StorageLocation(source_location.storage, simplify(source_location.offset + start))
-            cut.result_locations.append((output, own, at))
+            position = _StorageLocation(
+                source_location.storage, simplify(source_location.offset + start)
+            )
+            cut.result_locations.append((output, own, position))
         self.slice_kernels.append(cut)
         self.locations.update(
-            (output, at) for output, _, at in cut.result_locations
+            (output, position) for output, _, position in cut.result_locations
         )  # which may be cut again
 
     def _is_planned(self, storage: Var) -> bool:
@@ -155,7 +157,8 @@ class _SliceFinder:
             slice_request = self.lifetimes.requests[own]
             total = total + slice_request.size
             is_longest &= all(
-                at <= source_request.uses.get(b, -1) for b, at in slice_request.uses.items()
+                position <= source_request.uses.get(b, -1)
+                for b, position in slice_request.uses.items()
             )
         # Slices that are at least half of the source waste less than their copies would take.
         return is_longest or is_const(simplify(total * 2 >= source_request.size), 1)

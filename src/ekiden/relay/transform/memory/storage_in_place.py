@@ -65,14 +65,14 @@ def _in_place_candidates(
     lifetimes: StorageLifetimes, may_replace: Callable[[RelayExpr], Sequence[int]]
 ) -> Iterator[InPlaceCandidate]:
     """Yield the kernels of a function that may write over an input."""
-    for at, call in lifetimes.invocations:
+    for position, call in lifetimes.invocations:
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         allowed = may_replace(kernel)
         if allowed and all(isinstance(i.checked_type, TensorType) for i in inputs.fields):
             (output,) = outputs.fields
             operands = [_kernel_operand(lifetimes, i) for i in inputs.fields]
-            yield InPlaceCandidate(at, operands, _kernel_operand(lifetimes, output), allowed)
+            yield InPlaceCandidate(position, operands, _kernel_operand(lifetimes, output), allowed)
 
 
 def _kernel_operand(lifetimes: StorageLifetimes, value: RelayExpr) -> KernelOperand:

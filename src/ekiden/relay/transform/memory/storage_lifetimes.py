@@ -118,21 +118,21 @@ def _are_in_different_branches(a: LifetimeBlock, b: LifetimeBlock) -> bool:
     if a is b:
         return False
     ancestors: dict[LifetimeBlock | None, LifetimeBlock] = {}
-    at: LifetimeBlock | None = a
-    while at is not None:
+    current: LifetimeBlock | None = a
+    while current is not None:
         # By parent, to find the two children of the common ancestor.
-        ancestors[at.parent] = at
-        if at is b:
+        ancestors[current.parent] = current
+        if current is b:
             return False
-        at = at.parent
-    at = b
-    while at is not None and at.parent not in ancestors:
-        at = at.parent
-    if at is None or at.parent is None or at is a:
+        current = current.parent
+    current = b
+    while current is not None and current.parent not in ancestors:
+        current = current.parent
+    if current is None or current.parent is None or current is a:
         return False
-    branch_of_a = ancestors[at.parent]
+    branch_of_a = ancestors[current.parent]
     # The same binding opened both, so only one of them runs.
-    return at is not branch_of_a and at.opened_at == branch_of_a.opened_at
+    return current is not branch_of_a and current.opened_at == branch_of_a.opened_at
 
 
 class StorageLifetimes:
@@ -176,10 +176,10 @@ class StorageLifetimes:
                 continue
             # Positions number the bindings of all blocks in one order, so that ranges are plain
             # intervals.
-            at = self._next_position()
-            block.positions.append(at)
-            self._visit_binding(block, index, at)
-            inner = self._open_branches(block, index, at)
+            position = self._next_position()
+            block.positions.append(position)
+            self._visit_binding(block, index, position)
+            inner = self._open_branches(block, index, position)
             # The block resumes at this binding once its branches are done.
             stack.append((block, index if inner else index + 1, inner))
             stack.extend((inner_block, 0, []) for inner_block in reversed(inner))
@@ -201,10 +201,10 @@ class StorageLifetimes:
         return inner
 
     def _join_branches(self, block: LifetimeBlock, index: int, opened: list[LifetimeBlock]) -> None:
-        at = self._next_position()
+        position = self._next_position()
         storages: frozenset[Var] = frozenset()
         for opened_block in opened:
-            opened_block.joined_at = at
+            opened_block.joined_at = position
             assert opened_block.chain.result is not None
             # Which branch ran is not known, so the value may lie in any of them.
             storages |= self._storages_of(opened_block.chain.result)
@@ -252,11 +252,11 @@ class StorageLifetimes:
         Each block records a binding once: the last one it has is the greatest so far, as bindings
         are met in order.
         """
-        at: LifetimeBlock | None = block
-        while at is not None and (not at.barriers or at.barriers[-1] != index):
-            at.barriers.append(index)
-            index = at.index
-            at = at.parent
+        current: LifetimeBlock | None = block
+        while current is not None and (not current.barriers or current.barriers[-1] != index):
+            current.barriers.append(index)
+            index = current.index
+            current = current.parent
 
     def _record_use(self, storages: frozenset[Var], at: int, block: LifetimeBlock) -> None:
         for storage in storages:
@@ -291,14 +291,14 @@ def barrier_free_region(block: LifetimeBlock, index: int) -> tuple[LifetimeBlock
         Its block, and how many barriers precede it.
     """
     stretch = block, bisect_left(block.barriers, index)
-    at: LifetimeBlock | None = block
-    while at is not None:
-        count = bisect_left(at.barriers, index)
+    current: LifetimeBlock | None = block
+    while current is not None:
+        count = bisect_left(current.barriers, index)
         # The binding that leads here is no barrier of this block, so the stretch reaches outwards.
-        if count == len(at.barriers) or at.barriers[count] != index:
-            stretch = at, count
-        index = at.index
-        at = at.parent
+        if count == len(current.barriers) or current.barriers[count] != index:
+            stretch = current, count
+        index = current.index
+        current = current.parent
     return stretch
 
 
@@ -336,14 +336,14 @@ def _last_uses(
     """
     uses_of: dict[LifetimeBlock, tuple[int, list[LifetimeBlock]]] = {}
     for block, last in request.uses.items():
-        at, child = block, None
+        current, child = block, None
         while True:
-            previous, children = uses_of.setdefault(at, (last, []))
-            uses_of[at] = max(previous, last), children
+            previous, children = uses_of.setdefault(current, (last, []))
+            uses_of[current] = max(previous, last), children
             # A block may be reached from several of its descendants.
             if child is not None and child not in children:
                 children.append(child)
-            if at is outer or at.parent is None:
+            if current is outer or current.parent is None:
                 break
-            at, child = at.parent, at
+            current, child = current.parent, current
     return uses_of

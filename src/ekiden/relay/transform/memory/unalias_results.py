@@ -47,7 +47,8 @@ def OwnResults() -> Pass:  # noqa: N802
         if not module.attrs.get(OWNS_RESULTS_ATTR):
             return module
         numbers = {
-            virtual_device.device: at for at, virtual_device in enumerate(device_table(module))
+            virtual_device.device: index
+            for index, virtual_device in enumerate(device_table(module))
         }
         functions: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
         entry = module.get_global_var("main")
@@ -79,8 +80,8 @@ def _unalias_results(main: Function, numbers: Mapping[Device, int]) -> Function:
         result_value = values.get(result) if isinstance(result, Var) else result
         if isinstance(result_value, Tuple):
             owned = [
-                _bind_owned(chain, field, device_index(at))
-                for at, field in enumerate(result_value.fields)
+                _bind_owned(chain, field, device_index(index))
+                for index, field in enumerate(result_value.fields)
             ]
             owned_tuple: RelayExpr = result_value.with_fields(fields=tuple(owned))
             variable = Var("results")

@@ -121,9 +121,9 @@ def _match_qnn_product(
             if {*attrs.kernel_layout} != {*"OIHW"} or {*out} != {*"NCHW"}:
                 return None
             name = "conv2d" if isinstance(attrs, Conv2DAttrs) else "conv2d_transpose"
-            at = attrs.kernel_layout.index("O"), out.index("C")
+            indices = attrs.kernel_layout.index("O"), out.index("C")
             is_grouped = name == "conv2d_transpose" and attrs.groups > 1  # O is of a group
-            axes = _ScaleAxes({}, None if is_grouped else at, rank)
+            axes = _ScaleAxes({}, None if is_grouped else indices, rank)
             return f"qnn.{name}", attrs, a.data, b.data, axes
         case _:
             return None
@@ -192,8 +192,8 @@ def _dequantize_sums(
         axis = next(iter(a.varying_axes(a.scale)), 0)
         scales.append(_broadcast_parameter(a, a.scale, axis, axes.row_axes.get(axis, 0), axes.rank))
     if b.scale is not None:
-        axis, at = axes.channel_axes or (0, 0)
-        scales.append(_broadcast_parameter(b, b.scale, axis, at, axes.rank))
+        axis, position = axes.channel_axes or (0, 0)
+        scales.append(_broadcast_parameter(b, b.scale, axis, position, axes.rank))
     floats = op.cast(sums, "float32")
     if not scales:
         return infer_new_types(floats)
