@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import subprocess
@@ -28,6 +29,14 @@ from long_runs import alike
 
 numbers = families.numbers
 ANY = "vulkan -model=any"
+COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +123,28 @@ def test_vulkan_supports_every_dtype(vulkan: Device, dtype: str) -> None:
     exe = ekiden.compile(IRModule.from_expr(relay.Function([x, y], body)), "vulkan")
     expected = a ^ b if dtype == "bool" else np.maximum(a * b, a)
     np.testing.assert_array_equal(exe(a, b).numpy(), expected)
+
+
+@pytest.mark.parametrize("bound", [4, -1, 2**31 - 1, 2**31, -(2**40)])
+def test_widened_integers_compare_with_constants(vulkan: Device, bound: int) -> None:
+    """Mesa 22.3 miscompiles `int64(x) < 4`, of which the upper halves are compared alone."""
+    x = np.array([-(2**31), -5, -1, 0, 3, 4, 5, 2**31 - 1], "int32")
+    value, constant = "T.Cast('int64', A[k])", f"T.int64({bound})"
+    tests = [f"{value} {op} {constant}" for op in COMPARISONS]
+    tests += [f"{constant} {op} {value}" for op in COMPARISONS]
+    stores = [f"B[{n}, k] = T.if_then_else({test}, 1, 0)" for n, test in enumerate(tests)]
+    func = tir.script.from_source(
+        "@T.prim_func\n"
+        "def f(A: T.Buffer((8,), 'int32'), B: T.Buffer((12, 8), 'int32')):\n"
+        "    for k in T.thread_binding(8, thread='threadIdx.x'):\n        "
+        + "\n        ".join(stores)
+    )
+    out = ekiden.nd.array(np.full((12, 8), 7, "int32"), vulkan)
+    ekiden.build(func, target="vulkan")(ekiden.nd.array(x, vulkan), out)
+    wide, of = x.astype("int64"), np.int64(bound)
+    expected = [compare(wide, of) for compare in COMPARISONS.values()]
+    expected += [compare(of, wide) for compare in COMPARISONS.values()]
+    np.testing.assert_array_equal(out.numpy(), np.array(expected, "int32"))
 
 
 @pytest.mark.parametrize("by_parts", [False, True])

@@ -68,6 +68,8 @@ class SpirvBuilder(FunctionBuilder):
         super().__init__(module)
         self.spirv = spirv
         self.label = Id(0)
+        self._widened: dict[Operand, Operand] = {}
+        """int64 values that are sign-extended int32 values -> what was extended."""
 
     # Instructions.
 
@@ -152,6 +154,10 @@ class SpirvBuilder(FunctionBuilder):
                 )
             a, b = (self.convert("zext", "bool", "int32", x) for x in (a, b))
             dtype = "int32"
+        # Mesa's NIR optimizer, seen in 22.3, miscompiles a sign-extended value compared with a
+        # constant: "x < 4" is false for all x. What was extended compares the same.
+        if any(x in self._widened and _is_int32_constant(y) for x, y in ((a, b), (b, a))):
+            a, b, dtype = self._widened.get(a, a), self._widened.get(b, b), "int32"
         x, y = self.operand_id(a, dtype), self.operand_id(b, dtype)
         if predicate not in ("uno", "ord"):
             return self.append_typed(_COMPARE_OPCODES[predicate], "bool", x, y)
@@ -180,7 +186,10 @@ class SpirvBuilder(FunctionBuilder):
             one = "0x3FF0000000000000" if dt.is_float(target) else "1"
             zero = "0x0000000000000000" if dt.is_float(target) else "0"
             return self.select(a, target, one, zero)
-        return self.append_typed(_CONVERT_OPCODES[opcode], target, self.operand_id(a, source))
+        converted = self.append_typed(_CONVERT_OPCODES[opcode], target, self.operand_id(a, source))
+        if (opcode, source, target) == ("sext", "int32", "int64"):
+            self._widened[converted] = a
+        return converted
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """Raise CompileError: SPIR-V kernels call no functions; there is nothing to call."""
@@ -212,6 +221,11 @@ class SpirvBuilder(FunctionBuilder):
             "AccessChain", pointer, variable, self.operand_id(index, "int64")
         )
         return self.append_pure("Load", spirv.type("f64"), self.operand_id(position, "int64"))
+
+
+def _is_int32_constant(operand: Operand) -> bool:
+    """Return whether an operand is an integer constant that int32 has."""
+    return operand[0] != "%" and -(2**31) <= int(operand, 0) < 2**31
 
 
 def _parse_constant_bits(text: str, kind: str) -> int:
