@@ -98,6 +98,11 @@ def check_supported_call(e: Intrinsic) -> None:
             "threads wait for each other, and a processor runs them one after another: build the"
             " schedule for it, not what was lowered for threads"
         )
+    if e.op == "tvm_thread_allreduce":
+        raise CompileError(
+            "threads combine their values, and a processor runs them one after another: build it"
+            " for a device"
+        )
     called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
     hint = "; threads of devices that have warps make it" if is_warp_shuffle(e) else ""
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)

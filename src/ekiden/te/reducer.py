@@ -15,7 +15,7 @@ from typing import overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.node import Node, binding, ignored_field, node
+from ekiden.ir.node import ignored_field, node
 from ekiden.ir.prim import (
     Add,
     ExprLike,
@@ -33,6 +33,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
+from ekiden.tir.comm_reducer import CommReducer
 
 COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "sum": lambda a, b: fold_binary(Add, a, b),
@@ -68,26 +69,6 @@ class ReduceAxis(Var):
     def var(self) -> ReduceAxis:
         """Return the axis itself, which is a variable."""
         return self
-
-
-@node("tir.CommReducer")
-class CommReducer(Node):
-    """Commutative, associative combiner of tuples: `result` in terms of the variables `lhs` and
-    `rhs`, and the identity tuple.
-
-    `name` is the kind for a built-in reducer, which schedule rules know; else anything.
-    """
-
-    name: str
-    lhs: tuple[Var, ...] = binding()
-    rhs: tuple[Var, ...] = binding()
-    result: tuple[PrimExpr, ...]
-    identity_element: tuple[PrimExpr, ...]
-
-    def combine(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        """Return the combination of two tuples."""
-        values = dict(zip((*self.lhs, *self.rhs), (*a, *b), strict=True))
-        return tuple(substitute(component, values) for component in self.result)
 
 
 @node("te.Reduce")

@@ -45,6 +45,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.access_regions import BufferRegion
+from ekiden.tir.comm_reducer import CommReducer
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 
 _MAX_SHARED_EXPR_CHARS = 100
@@ -334,12 +335,25 @@ class ExpressionPrinter:
             )
         if isinstance(value, Mapping):
             return self.print_dict(value)
+        if isinstance(value, CommReducer):
+            return self.print_reducer(value)
         return quote_string(value) if isinstance(value, str) else repr(value)
 
     def print_dict(self, values: Mapping[str, object]) -> str:
         """Return a dictionary literal."""
         items = (f"{quote_string(k)}: {self.print_attribute(v)}" for k, v in values.items())
         return f"{{{', '.join(items)}}}"
+
+    def print_reducer(self, reducer: CommReducer) -> str:
+        """Return a reducer as the call that constructs it; its variables are parameters of a lambda
+        and take fresh names."""
+        self.names.push_scope()
+        parameters = [self.names.define(v, v.name) for v in (*reducer.lhs, *reducer.rhs)]
+        results = ", ".join(map(self.print_expr, reducer.result))
+        body = results if len(reducer.result) == 1 else f"({results})"
+        self.names.pop_scope()
+        start = ", ".join(map(self.print_expr, reducer.identity_element))
+        return f"T.comm_reducer(lambda {', '.join(parameters)}: {body}, [{start}])"
 
     def print_buffer_args(self, b: Buffer) -> str:
         """Return the argument list that constructs a buffer."""

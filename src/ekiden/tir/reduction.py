@@ -31,6 +31,7 @@ from ekiden.ir.prim_visitor import is_same_expr as is_identical_expr
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.structural import structural_key
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.comm_reducer import CommReducer
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import ExprRewriter, pre_order_stmts
@@ -224,6 +225,24 @@ def _match_tuple_reduction(
     return DecomposedReduction(targets, begins, (), tuple(terms), body)
 
 
+def decompose_reducer(reducer: CommReducer) -> DecomposedReduction:
+    """Return the reduction of a reducer, over elements of its own; its terms are the identity."""
+    identity = reducer.identity_element
+    zero = (const(0),)
+    targets = [Buffer(v.name, (const(1),), v.dtype, "local") for v in reducer.lhs]
+    loads = [BufferLoad(t, zero, t.dtype) for t in targets]
+    values = reducer.combine(loads, reducer.rhs)
+    if len(targets) == 1:
+        combiner: Stmt = BufferStore(targets[0], values[0], zero)
+    else:  # all values are computed before the first store
+        names = [Var(f"{t.name}_next", t.dtype) for t in targets]
+        combiner = seq(*(BufferStore(t, n, zero) for t, n in zip(targets, names, strict=True)))
+        for name, value in reversed(list(zip(names, values, strict=True))):
+            combiner = LetStmt(name, value, combiner)
+    terms = tuple(zip(reducer.rhs, identity, strict=True))
+    return DecomposedReduction(tuple((t, zero) for t in targets), identity, (), terms, combiner)
+
+
 def substitute_iterators(
     reduction: DecomposedReduction, values: Mapping[Var, PrimExpr]
 ) -> tuple[Elements, list[PrimExpr], list[PrimExpr], list[PrimExpr]]:
@@ -249,6 +268,7 @@ __all__ = [
     "COMBINE_ANNOTATION",
     "REDUCTION_OPERATORS",
     "DecomposedReduction",
+    "decompose_reducer",
     "is_same_expr",
     "match_reduction",
     "match_update",

@@ -42,6 +42,7 @@ from ekiden.target import Target
 from ekiden.target.codegen import llvm_lookup_intrinsic_id
 from ekiden.tir import expr as tir_expr
 from ekiden.tir import op
+from ekiden.tir.comm_reducer import reducer_from_function
 from ekiden.tir.op import address_of, assume
 from ekiden.tir.stmt import Evaluate
 
@@ -470,6 +471,7 @@ class Namespace:
         for name, builtin in _BUILTINS_BY_NAME.items():
             setattr(self, name, builtin)
         self.buffer_decl = Buffer  # the name of older scripts
+        self.comm_reducer = reducer_from_function
         self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:

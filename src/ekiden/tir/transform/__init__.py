@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.pipeline import LowerIntrin as LowerIntrin
     from ekiden.tir.transform.pipeline import LowerMatchBuffer as LowerMatchBuffer
     from ekiden.tir.transform.pipeline import LowerOpaqueBlock as LowerOpaqueBlock
+    from ekiden.tir.transform.pipeline import LowerThreadAllreduce as LowerThreadAllreduce
     from ekiden.tir.transform.pipeline import NarrowDataType as NarrowDataType
     from ekiden.tir.transform.pipeline import ReduceStores as ReduceStores
     from ekiden.tir.transform.pipeline import RemoveAssume as RemoveAssume
@@ -80,6 +81,9 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.simplification import simplify as simplify
     from ekiden.tir.transform.storage_alignment import align_storage as align_storage
     from ekiden.tir.transform.storage_reuse import storage_rewrite as storage_rewrite
+    from ekiden.tir.transform.thread_allreduce import (
+        lower_thread_allreduce as lower_thread_allreduce,
+    )
     from ekiden.tir.transform.thread_binding import unify_thread_binding as unify_thread_binding
     from ekiden.tir.transform.undefined_stores import remove_store_undef as remove_store_undef
     from ekiden.tir.transform.virtual_thread_injection import (

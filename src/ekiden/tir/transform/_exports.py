@@ -23,9 +23,10 @@ EXPORTED_NAMES = {
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
         HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition
         LowerCrossThreadReduction LowerInitBlock LowerIntrin LowerMatchBuffer LowerOpaqueBlock
-        NarrowDataType PASSES ReduceStores RemoveAssume RemoveNoOp RemoveStoreUndef Simplify
-        SkipIntegerCasts SplitHostDevice StorageFlatten StorageRewrite TILED_PASSES ThreadSync
-        UnifyThreadBinding UnrollLoop UseAssumptions VectorizeLoop lower prim_func_pass
+        LowerThreadAllreduce NarrowDataType PASSES ReduceStores RemoveAssume RemoveNoOp
+        RemoveStoreUndef Simplify SkipIntegerCasts SplitHostDevice StorageFlatten StorageRewrite
+        TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop UseAssumptions VectorizeLoop lower
+        prim_func_pass
     """,
     "reduction_fusion": "reduce_stores",
     "round_trip_casts": "skip_integer_casts",
@@ -34,6 +35,7 @@ EXPORTED_NAMES = {
     "simplification": "simplify",
     "storage_alignment": "align_storage",
     "storage_reuse": "storage_rewrite",
+    "thread_allreduce": "lower_thread_allreduce",
     "thread_binding": "unify_thread_binding",
     "undefined_stores": "remove_store_undef",
     "virtual_thread_injection": "inject_virtual_threads",

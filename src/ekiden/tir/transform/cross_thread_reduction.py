@@ -11,7 +11,7 @@
 Serial loops that the block reduces over run in each thread. Other blocks in the reduction's loops,
 such as an rfactor's partial sums, run before the block as they did. All threads of a block reach
 every barrier: the predicate guards what is added and stored, never a barrier. TVM:
-LowerCrossThreadReduction and LowerThreadAllreduce.
+LowerCrossThreadReduction, without the detour over T.tvm_thread_allreduce (thread_allreduce.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ekiden.ir.intrinsic import WARP_SIZE
-from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, is_const
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -47,24 +46,11 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.tir.transform.thread_sync import STORAGE_SYNC, is_thread_loop
-from ekiden.tir.transform.tree_reduction import (
-    WARP_SHUFFLES_FEATURE,
-    element_loads,
-    emit_shuffles,
-    emit_tree_reduction,
-)
-from ekiden.tir.transform.virtual_thread_injection import is_virtual_thread_loop
+from ekiden.tir.transform.thread_group import group_threads, kernel_thread_axes, thread_axis_of
+from ekiden.tir.transform.tree_reduction import element_loads
 from ekiden.tir.visitor import StmtMutator, pre_order_stmts
 
 _ZERO_INDEX = (const(0),)
-
-
-def thread_axis_of(stmt: Stmt) -> str:
-    """Return the thread axis of a loop, as "threadIdx.x"; "" of any other statement."""
-    if not isinstance(stmt, For) or not is_thread_loop(stmt) or is_virtual_thread_loop(stmt):
-        return ""
-    return str((stmt.annotations or {}).get("thread", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +103,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
         nest, axis = _ThreadReductionNest.match(stmt), thread_axis_of(stmt)
         # A kernel begins: its barriers wait for threads of all its axes, not of this nest alone.
         if not self._enclosing_thread_loops and (axis or nest is not None):
-            axes = map(thread_axis_of, pre_order_stmts(stmt))
-            self._thread_axes = {a for a in axes if a.startswith("threadIdx")}
+            self._thread_axes = kernel_thread_axes(stmt)
         if nest is not None:
             return self._lower_nest(nest)
         if not axis:
@@ -173,7 +158,13 @@ class _CrossThreadReductionLowerer(StmtMutator):
         # run.
         self._enclosing_thread_loops += [*outer, *threads]
         steps = self._rebuild_serial_loops(nest, [*outer, *threads], step)
-        team = self._thread_group(nest, threads)
+        team = group_threads(
+            self._enclosing_thread_loops,
+            [loop.loop_var for loop in nest.reduced],
+            self._thread_axes,
+            self._target,
+            lambda why: self._refuse(realize, why),
+        )
         # A value that is read later in the kernel is stored by every thread and read back by the
         # same thread, so that no barrier is needed.
         is_result = all(b in self._results for b, _ in elements_of_result)
@@ -277,50 +268,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
                 body = s.with_fields(body=body)
         return body
 
-    def _thread_group(self, nest: _ThreadReductionNest, threads: Sequence[For]) -> _ThreadGroup:
-        """Return the threads that combine and their group within the thread block."""
-        sizes: dict[str, int] = {}
-        loops: dict[str, For] = {}
-        for loop in self._enclosing_thread_loops:
-            axis = thread_axis_of(loop)
-            if not axis.startswith("threadIdx"):
-                continue
-            if axis in loops:
-                self._refuse(nest.realize, f"two loops around it are bound to {axis}")
-            if not isinstance(loop.extent, IntImm) or not is_const(loop.min, 0):
-                self._refuse(
-                    nest.realize,
-                    f"the threads of {axis} must be a constant number from 0, which a split by a"
-                    " number makes them",
-                )
-            sizes[axis], loops[axis] = int(loop.extent.value), loop
-        missing = sorted(self._thread_axes - loops.keys())
-        if missing:
-            self._refuse(
-                nest.realize,
-                f"the kernel has threads of {missing[0]} too, and all of a block must wait: bind a"
-                " loop around the block to it",
-            )
-        reducing = [a for a in _THREAD_AXES if loops.get(a) in nest.reduced]
-        other_axes = [a for a in _THREAD_AXES if a in loops and a not in reducing]
-        thread, count = _linear_thread_index([(loops[a].loop_var, sizes[a]) for a in reducing])
-        group, groups = _linear_thread_index([(loops[a].loop_var, sizes[a]) for a in other_axes])
-        target = self._target
-        has_warps = (
-            target is not None
-            and reducing == ["threadIdx.x"]
-            and target.thread_warp_size == WARP_SIZE
-            and target.has(WARP_SHUFFLES_FEATURE)
-            # Shuffles need full warps: a reduction uses whole warps, or a power-of-two segment of
-            # one.
-            and (count * groups) % WARP_SIZE == 0
-            and (count % WARP_SIZE == 0 or (count & (count - 1) == 0 and count <= WARP_SIZE))
-        )
-        return _ThreadGroup(thread, count, group, groups, has_warps)
 
-
-# Slowest first: CUDA numbers the threads of a block with x fastest.
-_THREAD_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
 _ONE_BLOCK_ANNOTATIONS = {"thread": "blockIdx.x"}
 
 
@@ -329,16 +277,6 @@ def _symbolic_size_vars(condition: PrimExpr, nest: _ThreadReductionNest) -> set[
     on: sizes of tensors."""
     bound = set(free_vars(*nest.realize.iter_values))
     return {v for v in free_vars(condition) if v not in bound}
-
-
-def _linear_thread_index(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
-    """Return the number of a thread by its axes, the last fastest, and how many there are."""
-    number: PrimExpr = const(0)
-    count = 1
-    for var, size in axes:
-        number = number * size + cast(var, "int64")
-        count *= size
-    return number, count
 
 
 def _emit_result_stores(
@@ -354,131 +292,6 @@ def _emit_result_stores(
         return reduction.combine(elements_of_result, initial, values)
     pairs = zip(elements_of_result, values, strict=True)
     return seq(*(BufferStore(b, value, indices) for (b, indices), value in pairs))
-
-
-@dataclass(frozen=True, slots=True)
-class _CombinedValues:
-    """The combination: its statements, the values that at least the first thread then has, and its
-    buffers.
-    """
-
-    statements: Sequence[Stmt]
-    values: Sequence[PrimExpr]
-    shared: Sequence[Buffer]
-    local: Sequence[Buffer] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _ThreadGroup:
-    """The threads of one reduction, one of `groups` in a thread block."""
-
-    thread: PrimExpr
-    count: int
-    group: PrimExpr
-    groups: int
-    has_warps: bool
-
-    def emit_combination(
-        self, reduction: DecomposedReduction, own: Sequence[Buffer], everywhere: bool
-    ) -> _CombinedValues:
-        """Emit the combination of the threads' single-element buffers into one value, known to the
-        first thread or to all.
-        """
-        if self.count == 1:
-            return _CombinedValues((), element_loads(own), ())
-        if not self.has_warps:
-            return self._emit_shared_memory_tree(reduction, own, self.count, self.thread, None, ())
-        near = [Buffer(f"near_{b.name}", (const(1),), b.dtype, "local") for b in own]
-        lanes = min(self.count, WARP_SIZE)
-        statements = _emit_warp_reduction(reduction, own, near, lanes)
-        # Two levels: each warp reduces by shuffles, then the warps' results go through shared
-        # memory, one slot per warp.
-        warps = self.count // lanes
-        shared: list[Buffer] = []
-        if warps > 1:
-            # After the shuffles lane 0 has the value of its warp, and it alone stores.
-            first_lane = (self.thread % WARP_SIZE).equal(0)
-            if warps > WARP_SIZE or warps & (warps - 1):
-                through_memory = self._emit_shared_memory_tree(
-                    reduction, own, warps, self.thread // WARP_SIZE, first_lane, statements
-                )
-                return _CombinedValues(
-                    through_memory.statements, through_memory.values, through_memory.shared, near
-                )
-            # Every warp combines the partial results, which saves all barriers but one. Lanes
-            # beyond their number repeat them, so that all lanes load valid memory.
-            shared = self._partial_results(own, warps)
-            slot, first = self.thread // WARP_SIZE, self.group * warps
-            statements += [
-                IfThenElse(first_lane, _emit_stores(shared, element_loads(own), first + slot)),
-                STORAGE_SYNC,
-                _emit_stores(
-                    own, element_loads(shared, first + self.thread % warps), _ZERO_INDEX[0]
-                ),
-                *_emit_warp_reduction(reduction, own, near, warps),
-            ]
-        # Shuffling down leaves the result in the first lane alone.
-        if everywhere:
-            first_values = emit_shuffles(own, "tvm_warp_shuffle", 0, lanes)
-            statements.append(_emit_stores(own, first_values, _ZERO_INDEX[0]))
-        return _CombinedValues(statements, element_loads(own), shared, near)
-
-    def _partial_results(self, own: Sequence[Buffer], count: int) -> list[Buffer]:
-        """Return shared buffers of `count` partial results for each group of threads, so that
-        groups need no barrier between each other.
-        """
-        shape = (const(count * self.groups),)
-        return [Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own]
-
-    def _emit_shared_memory_tree(
-        self,
-        reduction: DecomposedReduction,
-        own: Sequence[Buffer],
-        count: int,
-        number: PrimExpr,
-        storing: PrimExpr | None,
-        before: Sequence[Stmt],
-    ) -> _CombinedValues:
-        """Emit the tree reduction through shared memory of the values of `count` threads, or of
-        those that store.
-        """
-        shared_buffers = self._partial_results(own, count)
-        first = self.group * count
-        store = _emit_stores(shared_buffers, element_loads(own), first + number)
-        if storing is not None:
-            store = IfThenElse(storing, store)
-        own_slot = (first + self.thread,)
-
-        def combine_into_slot(left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
-            """Combine two partial results into the first's slot."""
-            return reduction.combine([(p, own_slot) for p in shared_buffers], left_values, right)
-
-        folds = emit_tree_reduction(shared_buffers, first, self.thread, count, combine_into_slot)
-        return _CombinedValues(
-            [*before, store, *folds], element_loads(shared_buffers, first), shared_buffers
-        )
-
-
-def _emit_stores(targets: Sequence[Buffer], values: Sequence[PrimExpr], index: PrimExpr) -> Stmt:
-    """Emit the store of each value at an index of its buffer."""
-    return seq(*(BufferStore(b, e, (index,)) for b, e in zip(targets, values, strict=True)))
-
-
-def _emit_warp_reduction(
-    reduction: DecomposedReduction, own: Sequence[Buffer], near: Sequence[Buffer], lanes: int
-) -> list[Stmt]:
-    """Emit the reduction of each `lanes` neighbouring lanes into the first of them: log2(lanes)
-    shuffles at halving distances.
-    """
-    statements: list[Stmt] = []
-    own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
-    distance = lanes // 2
-    while distance:
-        values = emit_shuffles(own, "tvm_warp_shuffle_down", distance, lanes)
-        statements.append(_emit_stores(near, values, _ZERO_INDEX[0]))
-        statements.append(reduction.combine(own_elements, element_loads(own), element_loads(near)))
-        distance //= 2
-    return statements
 
 
 def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -> PrimFunc:
@@ -505,4 +318,4 @@ def _has_thread_reduction(body: Stmt) -> bool:
     return not threads.isdisjoint(reduced)
 
 
-__all__ = ["lower_cross_thread_reduction", "thread_axis_of"]
+__all__ = ["lower_cross_thread_reduction"]

@@ -51,6 +51,7 @@ from ekiden.tir.transform.serial_loops import convert_loops_to_serial
 from ekiden.tir.transform.simplification import simplify
 from ekiden.tir.transform.storage_alignment import align_storage
 from ekiden.tir.transform.storage_reuse import storage_rewrite
+from ekiden.tir.transform.thread_allreduce import lower_thread_allreduce
 from ekiden.tir.transform.thread_binding import unify_thread_binding
 from ekiden.tir.transform.thread_sync import thread_sync
 from ekiden.tir.transform.undefined_stores import remove_store_undef
@@ -175,6 +176,8 @@ LowerOpaqueBlock        = _pass_factory("LowerOpaqueBlock",        lower_blocks)
 """Pass that replaces blocks by their statements, with iterators replaced by their bindings."""
 LowerCrossThreadReduction = _pass_factory("LowerCrossThreadReduction", lower_cross_thread_reduction)
 """Pass that lowers reductions bound to threads: per-thread partial results, then a combination."""
+LowerThreadAllreduce    = _pass_factory("LowerThreadAllreduce",    lower_thread_allreduce)
+"""Pass that lowers T.tvm_thread_allreduce, by which a script combines values of threads."""
 AlignStorage            = _pass_factory("AlignStorage",            align_storage)
 """Pass that pads strides of intermediates as `Schedule.storage_align` requested."""
 LoopPartition           = _pass_factory("LoopPartition",           loop_partition)
@@ -249,9 +252,13 @@ PASSES: list[Pass] = [
     HoistExpression(),      # last: simplifying would undo its grouping
     RemoveNoOp(),           # but for names that nothing uses in the end
 ]
+THREAD_REDUCTION_PASSES: list[Pass] = [
+    LowerCrossThreadReduction(),  # while blocks tell what is reduced
+    LowerThreadAllreduce(),       # before attributes, which name the reducers, are dropped
+]
 PASSES_BEFORE_HOST_DEVICE_SPLIT: list[Pass] = [
     LowerMatchBuffer(),
-    LowerCrossThreadReduction(),  # while blocks tell what is reduced
+    *THREAD_REDUCTION_PASSES,
     LowerOpaqueBlock(),
     DropAttributes(),
     CompactBufferAllocation(),
@@ -338,7 +345,7 @@ def _lower_function(func: PrimFunc, has_threads: bool) -> PrimFunc:
         passes = PASSES_OF_PARTLY_TILED_PROGRAMS
     elif passes is PASSES and has_threads:
         # Behind the lowering of views, which it does not know, and while there still are blocks.
-        passes = [PASSES[0], LowerCrossThreadReduction(), *PASSES[1:]]
+        passes = [PASSES[0], *THREAD_REDUCTION_PASSES, *PASSES[1:]]
     module = Sequential(_insert_context_passes(passes), name="tir.lower")(
         IRModule({func.name: func})
     )
