@@ -23,8 +23,8 @@ CACHED_ANSWER = {
         f"ekiden.{name}"
         for name in """
         _lazy _locks
-        compiler compiler.cache compiler.cache.artifacts compiler.cache.cache_keys compiler.compile
-        compiler.options compiler.time_limit
+        compiler compiler.artifact compiler.cache compiler.cache.artifacts compiler.cache.cache_keys
+        compiler.compile compiler.options compiler.relaxed_gc compiler.time_limit
         frontend frontend.common frontend.common.options frontend.packages
         frontend.rejected_kinds frontend.registry
         ir ir.cache_folders ir.compiler_digest ir.user_extensions ir.hashes ir.digest_cache

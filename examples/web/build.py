@@ -15,16 +15,17 @@ import zipfile
 from pathlib import Path
 
 from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, download_model
-from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.export.web import web_targets, write_web_folder
 from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import identify_model
 
 HERE = Path(__file__).parent
 
 
 def _compile_model(model: Path, targets: list[str]) -> bytes | memoryview:
-    artifact = compile_artifact(str(model), CompileOptions(web_targets(targets)))
-    return artifact if isinstance(artifact, memoryview) else artifact.to_bytes()
+    options = CompileOptions(web_targets(targets))
+    return compile_artifact(identify_model(str(model)), options).to_bytes()
 
 
 def build(folder: Path, wheel: Path | None = None) -> None:

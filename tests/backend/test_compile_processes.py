@@ -27,7 +27,7 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import CompileTask, compile_tasks
-from ekiden.compiler import compile
+from ekiden.compiler import relaxed_gc
 from ekiden.runtime.executable import vm_pool
 
 pytestmark = pytest.mark.quick
@@ -153,7 +153,7 @@ def test_forked_child_keeps_gc_thresholds() -> None:
     inside, done = threading.Event(), threading.Event()
 
     def compiling() -> None:
-        with compile._RELAXED_GC:
+        with relaxed_gc.RELAXED_GC:
             inside.set()
             done.wait(20)
 

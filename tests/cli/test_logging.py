@@ -53,7 +53,7 @@ for _ in range(2):
     folder = {"EKIDEN_CACHE_DIR": str(tmp_path / "cache"), "EKIDEN_CACHE_LIMIT": "1G"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **folder})
-    last = "ekiden.compiler.compile: compile: the artifact is in the cache"
+    last = "ekiden.compiler.cache.artifacts: compile: the artifact is in the cache"
     assert done.stderr.splitlines()[-1] == last, done.stderr
 
 

@@ -20,6 +20,7 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler import build
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.cache_keys import (
     CacheRequest,
@@ -27,10 +28,10 @@ from ekiden.compiler.cache.cache_keys import (
     file_digest,
     is_this_machine,
 )
-from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import CONVERTER_TABLE
+from ekiden.frontend.registry import identify_model
 from ekiden.ir import user_extensions
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.transform import PassContext, register_pass
@@ -192,7 +193,7 @@ def test_weights_in_files_of_their_own(compiles: Compiles, tmp_path: Path) -> No
 
 def test_file_changed_during_compilation_is_not_cached(compiles: Compiles, tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.onnx")
-    expected_value = create_cache_request(path, CompileOptions("llvm"))
+    expected_value = create_cache_request(identify_model(path), CompileOptions("llvm"))
     assert expected_value is not None
     early = CacheRequest(expected_value.digest, expected_value.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
@@ -207,9 +208,9 @@ def test_relative_path_keeps_its_working_directory(
         (tmp_path / name).mkdir()
         file_of(tmp_path / name / "a.onnx", proto)
     monkeypatch.chdir(tmp_path / "first")
-    expected_value = create_cache_request("a.onnx", CompileOptions("llvm"))
+    expected_value = create_cache_request(identify_model("a.onnx"), CompileOptions("llvm"))
     monkeypatch.chdir(tmp_path / "second")
-    other = create_cache_request("a.onnx", CompileOptions("llvm"))
+    other = create_cache_request(identify_model("a.onnx"), CompileOptions("llvm"))
     assert expected_value is not None and other is not None
     assert expected_value.digest() != other.digest()
     assert expected_value.key(["a.onnx"]) != other.key(["a.onnx"])
@@ -226,7 +227,9 @@ def test_retargeted_symlink_invalidates_cache_entry(
     end = "/a.onnx" if linked == "file" else ""
     link = tmp_path / "current"
     link.symlink_to(f"old{end}")
-    expected_value = create_cache_request(link if end else link / "a.onnx", CompileOptions("llvm"))
+    expected_value = create_cache_request(
+        identify_model(link if end else link / "a.onnx"), CompileOptions("llvm")
+    )
     assert expected_value is not None and expected_value.is_current([])
     link.unlink()
     link.symlink_to(f"new{end}")
@@ -315,8 +318,8 @@ def test_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path
 
 def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path) -> None:
     for count in (1, 2):
-        result = compile_artifact(model(), CompileOptions("llvm -mcpu=neoverse-n1"))
-        assert isinstance(result, memoryview) and compiles.count == count
+        result = compile_artifact(identify_model(model()), CompileOptions("llvm -mcpu=neoverse-n1"))
+        assert isinstance(result.contents, memoryview) and compiles.count == count
     assert kept(tmp_path) == []
 
 
@@ -410,7 +413,7 @@ def test_errors_are_those_of_compiling(
 def test_pipe_input_bypasses_the_cache(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
-    assert create_cache_request(tmp_path / "pipe", CompileOptions("llvm")) is None
+    assert create_cache_request(identify_model(tmp_path / "pipe"), CompileOptions("llvm")) is None
 
 
 def test_digest_covers_all_bytes(tmp_path: Path) -> None:

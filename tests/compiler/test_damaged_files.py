@@ -16,6 +16,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.cache_keys import create_cache_request
 from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import identify_model
 from ekiden.ir import user_extensions
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.params import load_param_dict
@@ -102,7 +103,7 @@ def test_damaged_list_of_weight_files_is_a_miss(
 ) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
-    expected = create_cache_request(tmp_path / "model.onnx", CompileOptions("llvm"))
+    expected = create_cache_request(identify_model(tmp_path / "model.onnx"), CompileOptions("llvm"))
     assert expected is not None
     x = relay.var("x", shape=(2,))
     module = relay.IRModule.from_expr(relay.Function([x], x))

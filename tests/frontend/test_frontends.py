@@ -159,7 +159,7 @@ def test_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
     (tmp_path / "m.relay").write_text(text)
     assert (
         find_frontend(tmp_path / "m.relay")
-        is frontend_by_name("text")
+        is frontend_by_name("relay_program")
         is find_frontend(text.encode())
     )
     data = np.ones((3, 100), "float32")
@@ -225,7 +225,7 @@ def test_unsupported_frontend_options_are_refused() -> None:
     program = relay.parse("def @main(%x: Tensor[(n,), float32]) { exp(%x) }")
     with pytest.raises(CompileError) as caught:
         ekiden.compile(program, signature="serve")
-    assert str(caught.value) == "compile: an ekiden.IRModule takes no 'signature'; it takes 'shape'"
+    assert str(caught.value) == "compile: a Relay program takes no 'signature'; it takes 'shape'"
 
 
 def test_set_options_are_distinguished_from_defaults() -> None:

@@ -119,6 +119,6 @@ def test_condition_of_an_imported_model_that_a_size_breaks_names_its_node() -> N
 
 def test_other_import_options_of_a_relay_program_are_refused() -> None:
     with pytest.raises(
-        CompileError, match="an ekiden.IRModule takes no 'signature'; it takes 'shape'"
+        CompileError, match="a Relay program takes no 'signature'; it takes 'shape'"
     ):
         ekiden.compile(relay.parse(PROGRAM), signature="serve")

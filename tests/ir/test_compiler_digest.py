@@ -14,6 +14,7 @@ from ekiden.codegen import cache
 from ekiden.compiler.cache import cache_keys as artifact_key
 from ekiden.compiler.cache.cache_keys import file_digest
 from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import identify_model
 from ekiden.ir import digest_cache, user_extensions
 from ekiden.ir.compiler_digest import compiler_digest, list_source_files, package_digest
 from ekiden.ir.package_versions import package_version
@@ -86,7 +87,7 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
-        result = artifact_key.create_cache_request(b"a model", CompileOptions())
+        result = artifact_key.create_cache_request(identify_model(b"a model"), CompileOptions())
         assert result is not None
         return cache.compiler_folder(), result.digest()
 
@@ -148,9 +149,9 @@ def test_versions_are_those_of_the_library(name: str) -> None:
 
 def test_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_extensions, "_USER_DEFINITIONS", [])
-    plain = artifact_key.create_cache_request(b"a model", CompileOptions())
+    plain = artifact_key.create_cache_request(identify_model(b"a model"), CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):
-        other = artifact_key.create_cache_request(b"a model", CompileOptions())
-    again = artifact_key.create_cache_request(b"a model", CompileOptions("llvm"))
+        other = artifact_key.create_cache_request(identify_model(b"a model"), CompileOptions())
+    again = artifact_key.create_cache_request(identify_model(b"a model"), CompileOptions("llvm"))
     assert plain is not None and other is not None and again is not None
     assert plain.digest() == again.digest() != other.digest()

@@ -256,7 +256,7 @@ def test_step_reads_a_chunk_and_gives_every_running_text_its_token(
 
     monkeypatch.setattr(llm.Model, "_call_entry", counted_call)
     monkeypatch.setattr(llm.Stream, "part", counted_part)
-    monkeypatch.setattr("ekiden.compiler.compile.compile_artifact", refuse)
+    monkeypatch.setattr("ekiden.compiler.build.compile_model", refuse)
     engine = llm.Engine(model, sequences=3, chunk=chunk)
     sampling = llm.Sampling(max_tokens=40, ignore_end=True)
     running = [engine.submit(prompt, sampling) for prompt in PROMPTS[:2]]

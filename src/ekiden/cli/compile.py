@@ -21,15 +21,16 @@ from ekiden.cli.options import (
     parse_decisions,
     parse_shapes,
 )
-from ekiden.compiler.compile import compile_artifact, compile_fastest
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.export.library import export_format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.registry import identify_model
 from ekiden.ir.pass_context import DENORMALS_KINDS, FLOAT_REWRITES_KINDS
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device
-from ekiden.runtime.artifact.container_format import artifact_bytes, artifact_metadata
+from ekiden.runtime.artifact.container_format import artifact_metadata
 from ekiden.runtime.artifact.metadata import EXECUTOR_KINDS, placement_summary, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
@@ -130,13 +131,7 @@ def run(options: argparse.Namespace) -> int:
     with PassContext(
         config=compile_options.pass_options(), instruments=[timings] if timings else []
     ):
-        compiled = compile_fastest if compile_options.devices else compile_artifact
-        compiled_artifact = compiled(options.model, compile_options)
-    data = (
-        compiled_artifact
-        if isinstance(compiled_artifact, memoryview)
-        else artifact_bytes(compiled_artifact)
-    )
+        data = compile_artifact(identify_model(options.model), compile_options).to_bytes()
     write_artifact(data, options.output, cc=options.cc)
     with redirect_stdout_for_stream(options.output):
         print_artifact_size(options.output, len(data), time.perf_counter() - started)

@@ -13,14 +13,13 @@ import numpy as np
 
 import ekiden
 from ekiden import rpc
-from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.export.library import EXPORT_FORMATS
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.remote_model import RemoteModel
-from ekiden.frontend.registry import is_model_file
+from ekiden.frontend.registry import identify_model, is_model_file
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION
-from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.artifact.metadata import Dim
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executable.executable import Executable
@@ -102,8 +101,8 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteModel:
     `--remote`.
     """
     if is_uncompiled_model(path, options.target):
-        artifact = compile_artifact(path, CompileOptions(options.target or "llvm"))
-        data = artifact if isinstance(artifact, memoryview) else artifact_bytes(artifact)
+        artifact = compile_artifact(identify_model(path), CompileOptions(options.target or "llvm"))
+        data = artifact.to_bytes()
     else:
         with rewrite_os_errors("read", path):
             data = memoryview(Path(path).read_bytes())

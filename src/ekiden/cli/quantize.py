@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ekiden.cli.options import add_output_arguments
-from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.export.library import export_format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.quantize import quantize
+from ekiden.frontend.registry import identify_model
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import QUANT_KINDS, QuantPlan, Recipe
 from ekiden.quantization.range_calibration import RANGE_METHODS
 from ekiden.quantization.weight_rounding import ROUNDING_METHODS
-from ekiden.runtime.artifact.container_format import artifact_bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 
@@ -111,9 +111,8 @@ def run(options: argparse.Namespace) -> int:
     if is_onnx:
         quantised.save(options.output)
     else:
-        artifact = compile_artifact(quantised.model, CompileOptions("llvm"))
-        written = artifact if isinstance(artifact, memoryview) else artifact_bytes(artifact)
-        write_artifact(written, options.output, cc=options.cc)
+        artifact = compile_artifact(identify_model(quantised.model), CompileOptions("llvm"))
+        write_artifact(artifact.to_bytes(), options.output, cc=options.cc)
     if options.plan_out:
         write_text(options.plan_out, quantised.plan.json())
     print(quantised)

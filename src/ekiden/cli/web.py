@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ekiden.cli.options import MODEL_FILE_HELP, is_artifact, parse_shapes
-from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.artifact import compile_artifact
 from ekiden.compiler.export.web import (
     RUNTIME_FILE,
     THREADED_RUNTIME_FILE,
@@ -17,7 +17,7 @@ from ekiden.compiler.export.web import (
 )
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.runtime.artifact.container_format import artifact_bytes
+from ekiden.frontend.registry import identify_model
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import rewrite_os_errors
 
@@ -45,19 +45,18 @@ def run(options: argparse.Namespace) -> int:
     options with an artifact.
     """
     started = time.perf_counter()
+    data: bytes | memoryview
     if is_artifact(options.file):
         if options.target or options.shape:
             raise InputError(
                 "an artifact is already compiled: --target and --shape apply to models"
             )
         with rewrite_os_errors("read", options.file):
-            data = memoryview(Path(options.file).read_bytes())
+            data = Path(options.file).read_bytes()
     else:
         import_options = ImportOptions(parse_shapes(options.shape) or None)
-        artifact = compile_artifact(
-            options.file, CompileOptions(web_targets(options.target or ()), import_options)
-        )
-        data = artifact if isinstance(artifact, memoryview) else artifact_bytes(artifact)
+        compile_options = CompileOptions(web_targets(options.target or ()), import_options)
+        data = compile_artifact(identify_model(options.file), compile_options).to_bytes()
     write_web_folder(data, options.output, cc=options.cc)
     folder = Path(options.output)
     for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE, *package_files(), "model.eki"):

@@ -9,10 +9,10 @@ from functools import partial
 
 from ekiden import runtime
 from ekiden.backend.vm.min_cut_placement import DeviceCosts
-from ekiden.compiler.build import as_module
 from ekiden.compiler.device_peak import DevicePeaks, measure_device
 from ekiden.compiler.machine_peak import measure_peak
 from ekiden.compiler.sample_inputs import random_inputs
+from ekiden.frontend.relay_program.entry import as_module
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, with_options

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
-from ekiden.compiler.compile import plan_program
+from ekiden.compiler.artifact import plan_program
 from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
 from ekiden.compiler.sample_inputs import element_dtype
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.registry import identify_model
 from ekiden.runtime.artifact.metadata import TensorInfo, predicted_peak_memory, tensor_infos
 from ekiden.runtime.devices.memory import free_memory
 from ekiden.runtime.errors import CompileError, InputError
@@ -87,7 +88,8 @@ def run_memory(
 
 def _plan(model: Model, dims: Mapping[str, int], options: CompileOptions) -> runtime.Executable:
     """Return the memory plan of a model at given dimension sizes."""
-    plan = plan_program(model, options)
+    source = identify_model(model)
+    plan = plan_program(source, options)
     symbols = _symbols_of(plan)
     if unknown := [name for name in dims if name not in symbols]:
         symbol_names = ", ".join(symbols) or "none"
@@ -104,7 +106,7 @@ def _plan(model: Model, dims: Mapping[str, int], options: CompileOptions) -> run
         for info in _inputs(plan)
     }
     try:
-        return plan_program(model, replace(options, inputs=ImportOptions(shape=shapes)))
+        return plan_program(source, replace(options, inputs=ImportOptions(shape=shapes)))
     except CompileError as error:
         # A size that the model excludes: the error names the input or the node.
         sizes = ", ".join(f"{name} = {size}" for name, size in dims.items())

@@ -8,14 +8,17 @@ ended: one that comes within a callback of the collector of garbage, say, is los
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import ModelSource
 from ekiden.runtime.errors import CompileLimitError
 
-__all__ = ["call_with_time_limit"]
+__all__ = ["call_with_time_limit", "limit_time"]
 
 ExecutionResult = TypeVar("ExecutionResult")
 INTERRUPT_RETRY_INTERVAL_S = 1.0
@@ -91,3 +94,17 @@ def call_with_time_limit(
         raise CompileLimitError(
             f"compile: it was stopped at its limit of {seconds:g} s (timeout)"
         ) from None
+
+
+def limit_time(
+    compile_function: Callable[[ModelSource, CompileOptions], ExecutionResult],
+) -> Callable[[ModelSource, CompileOptions], ExecutionResult]:
+    """Decorate a function that compiles a model, so that it ends at the options' time limit with a
+    CompileLimitError.
+    """
+
+    @functools.wraps(compile_function)
+    def compile_in_time(source: ModelSource, options: CompileOptions) -> ExecutionResult:
+        return call_with_time_limit(options.time_limit_s, lambda: compile_function(source, options))
+
+    return compile_in_time

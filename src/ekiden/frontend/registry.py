@@ -239,12 +239,13 @@ FRONTENDS = (
         relay_functions=("from_jax",),
     ),
     Frontend(
-        "text",
+        "relay_program",
         model_noun="a Relay program",
-        accepted_forms="Relay's text",
+        accepted_forms="Relay's text, a relay.Function or an ekiden.IRModule",
         packages=(),
         suffixes=(".relay",),
         magic_bytes=((0, b"#[version = "),),
+        class_names=("ekiden.IRModule", "ekiden.Function"),
         honoured_options=frozenset(("shape",)),
     ),
 )
@@ -492,22 +493,50 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 def accepted_models() -> str:
     """Return the models that `compile` accepts, as text."""
-    return ", ".join(["a path", "bytes", *(row.accepted_forms for row in FRONTENDS)]) + (
-        ", a relay.Function or an ekiden.IRModule"
-    )
+    return ", ".join(["a path", "bytes", *(row.accepted_forms for row in FRONTENDS)])
 
 
-def import_by_frontend(model: object, options: ImportOptions) -> ImportResult:
-    """Import a model by the frontend of its format.
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A user's model with the frontend that reads it, which is looked up once per compilation."""
 
-    Raises CompileError for an object that no frontend accepts, and for options that the frontend
-    does not know; ImportModelError and UnsupportedError as its entry does.
+    model: object
+    """Path, bytes, or object; bytearrays and memoryviews have become bytes."""
+    frontend: Frontend
+
+    @property
+    def accepts_examples(self) -> bool:
+        """Return whether the model's shapes and dtypes may be inferred from example inputs."""
+        return "example_inputs" in self.frontend.honoured_options
+
+    @property
+    def absolute_path(self) -> str | None:
+        """Return the absolute path of a model in a file or folder, since the working directory may
+        change before it is read; None for bytes and objects.
+        """
+        model = self.model
+        return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
+
+    def import_model(self, options: ImportOptions) -> ImportResult:
+        """Import the model by its frontend.
+
+        Raises CompileError for options that the frontend does not know; ImportModelError and
+        UnsupportedError as the frontend's entry does.
+        """
+        # Options that the frontend ignores are errors: silently dropping `shape` would compile
+        # another model.
+        self.frontend.check_options(options)
+        return self.frontend.entry_module().import_model(self.model, options)
+
+
+def identify_model(model: object) -> ModelSource:
+    """Return a model with the frontend that accepts it.
+
+    Raises CompileError for an object that no frontend accepts, ImportModelError for a file or an
+    object that another tool must convert first.
     """
     model = to_bytes(model)
-    row = find_frontend(model)
-    if row is None:
+    frontend = find_frontend(model)
+    if frontend is None:
         raise CompileError(f"compile: expected {accepted_models()}, got {describe_model(model)}")
-    # Options that the frontend ignores are errors: silently dropping `shape` would compile another
-    # model.
-    row.check_options(options)
-    return row.entry_module().import_model(model, options)
+    return ModelSource(model, frontend)

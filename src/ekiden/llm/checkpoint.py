@@ -112,7 +112,7 @@ class MappedBytes:
 
     def check(self) -> None:
         """Raise LoadError if the file has changed since it was opened."""
-        self._files.check(f"load {str(self._path)!r}", LoadError)
+        self._files.check_unchanged(f"load {str(self._path)!r}", LoadError)
 
 
 class Checkpoint(Protocol):

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
-from ekiden.compiler.cache.cache_keys import CacheRequest
+from ekiden.compiler.cache.cache_keys import CacheRequest, create_cache_request
+from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import ModelSource
 from ekiden.ir.cache_folders import cache_folders, is_nonempty_folder
+from ekiden.ir.pass_context import INFO_LEVEL
 from ekiden.runtime import environment
-from ekiden.runtime.errors import LoadError
+from ekiden.runtime.errors import CompileError, LoadError
 from ekiden.runtime.files import (
     PathName,
     StreamedContent,
@@ -30,9 +33,13 @@ from ekiden.runtime.files import (
     make_private_folder,
     write_atomic,
 )
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.lazy_logger import LazyLogger
 
 if TYPE_CHECKING:
     from ekiden.runtime.artifact.chunks import Bytes
+
+_LOG = LazyLogger(__name__)
 
 MIN_ARTIFACTS_IN_LIMIT = 4
 """Minimum number of artifacts of a given size that the limit must hold for one to be cached."""
@@ -115,6 +122,44 @@ class ArtifactCache:
         except (OSError, ValueError):
             return None
         return executable
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Entry of one compilation in the artifact cache; one without a request stays empty."""
+
+    cache: ArtifactCache
+    request: CacheRequest | None
+
+    def load(self) -> runtime.Executable | None:
+        """Return the program, mapped from its file; None where there is none."""
+        cached = None if self.request is None else self.cache.get(self.request)
+        if cached is not None:
+            _LOG.log(INFO_LEVEL, "compile: the artifact is in the cache")
+        return cached
+
+    def save(
+        self, artifact: Bytes | StreamedContent, weight_files: Sequence[str]
+    ) -> runtime.Executable | None:
+        """Store an artifact and return the program, mapped from its file; None if it was not
+        stored.
+        """
+        if self.request is None:
+            return None
+        return self.cache.put(self.request, artifact, weight_files)
+
+
+def open_cache_entry(source: ModelSource, options: CompileOptions) -> CacheEntry:
+    """Return the cache entry of a compilation.
+
+    Raises CompileError for shapes that are no mapping, which have no digest.
+    """
+    shape: object = options.inputs.shape
+    if shape is not None and not issubclass(type(shape), Mapping):
+        expected = "expected a mapping of names of inputs to shapes"
+        raise CompileError(f"compile: shape: {expected}, got {type(shape).__name__}")
+    cache = ArtifactCache.default()
+    return CacheEntry(cache, create_cache_request(source, options) if cache.is_enabled else None)
 
 
 def _make_writer(data: Bytes) -> Callable[[Writer], object]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden.compiler.options import CompileOptions
-from ekiden.frontend.registry import find_frontend, to_bytes
+from ekiden.frontend.registry import ModelSource
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.digest_cache import file_identity, memoize_on_disk
 from ekiden.ir.hashes import sha256
@@ -88,7 +88,7 @@ class CacheRequest:
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.created_ns for s in states)
 
 
-def create_cache_request(model: object, options: CompileOptions) -> CacheRequest | None:
+def create_cache_request(source: ModelSource, options: CompileOptions) -> CacheRequest | None:
     """Create the cache request of a compilation; None if it must not be cached (instrumented,
     extended, measured, or without a model file).
     """
@@ -102,7 +102,7 @@ def create_cache_request(model: object, options: CompileOptions) -> CacheRequest
     # Taken before the files are read: a change afterwards makes the request stale.
     made_at = time.time_ns()
     try:
-        importer, model_digest = _model_digest(model)
+        importer, model_digest = _model_digest(source)
         targets = _targets_text(options.targets)
         settings = [
             importer,
@@ -121,7 +121,7 @@ def create_cache_request(model: object, options: CompileOptions) -> CacheRequest
             """
             return _sha256([compiler_digest(), model_digest(), targets(), *settings])
 
-        path = _absolute_path(model)
+        path = source.absolute_path
         return CacheRequest(
             options_digest, path, made_at, "" if path is None else os.path.realpath(path)
         )
@@ -178,30 +178,22 @@ _CPUINFO_BYTES = 1 << 13
 """Bytes read of /proc/cpuinfo, enough for the first processor."""
 
 
-def _absolute_path(model: object) -> str | None:
-    """Return a model's absolute path, since the working directory may change before it is read."""
-    return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
-
-
-def _model_digest(model: object) -> tuple[list[str], Callable[[], str]]:
+def _model_digest(source: ModelSource) -> tuple[list[str], Callable[[], str]]:
     """Return the importer's identity, and a function that digests the model's bytes when called.
     Raises TypeError for a model without bytes, OSError where there is no such file.
     """
-    model = to_bytes(model)
-    row = find_frontend(model)
-    if row is None:
-        raise TypeError(f"no digest of {type(model).__name__}")
-    importer = [row.name, *(package.installed_version() for package in row.packages)]
-    path = _absolute_path(model)
+    frontend, model = source.frontend, source.model
+    importer = [frontend.name, *(package.installed_version() for package in frontend.packages)]
+    path = source.absolute_path
     if path is not None:
         if os.path.isdir(path):
             return importer, lambda: _folder_digest(path)
         _check_regular(path)
         return importer, lambda: file_digest(path)
     if not isinstance(model, bytes):
-        if row.serialize is None:
-            raise TypeError(f"{row.model_noun} has no bytes")
-        model = row.serialize(model)
+        if frontend.serialize is None:
+            raise TypeError(f"{frontend.model_noun} has no bytes")
+        model = frontend.serialize(model)
     view = memoryview(model)
     text = _merkle_digest(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF_BYTES]))
     return importer, lambda: text

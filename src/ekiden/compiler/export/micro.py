@@ -14,7 +14,8 @@ from ekiden.backend.crt.program import CRT_ERROR_PREFIX
 from ekiden.backend.crt.value_layout import tensor_bytes, unbounded_message
 from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
-from ekiden.compiler.build import Model, describe_main, import_model
+from ekiden.compiler.artifact_metadata import describe_main
+from ekiden.compiler.build import Model, import_model
 from ekiden.frontend.common.import_result import ImportResult
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
@@ -90,15 +91,14 @@ def compile(
         module = monomorphize(InferType()(EtaExpand()(module)))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    main, described = module["main"], describe_main(module)
+    main, imported = module["main"], ImportResult.from_module(module)
     assert isinstance(main, Function)
+    described = describe_main(main, imported)
     kinds, result = [p.checked_type for p in main.params], main.body.checked_type
     inputs = _tensors_of(described["inputs"], "input", kinds)
     results = result.fields if isinstance(result, TupleType) else (result,)
     outputs = _tensors_of(described["outputs"], "output", results)
-    if [t.name for t in outputs] == ["output0"] and not ImportResult.from_module(
-        module
-    ).output_names:
+    if [t.name for t in outputs] == ["output0"] and not imported.output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     entries = _entry_interfaces(module)
     prepared = vm_pipeline(chosen, plans_memory=False)(module)

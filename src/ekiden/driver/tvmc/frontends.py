@@ -12,7 +12,7 @@ from ekiden.driver.tvmc.model import TVMCImportError, TVMCModel
 from ekiden.frontend import relay as frontend
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.registry import FRONTENDS
-from ekiden.frontend.text import entry as text_entry
+from ekiden.frontend.relay_program import entry as relay_entry
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import InputError
 
@@ -160,7 +160,7 @@ class RelayFrontend(Frontend):
         """
         if kwargs:
             return self._load_with_options(path, shape_dict, **kwargs)
-        return text_entry.import_model(path, ImportOptions(shape_dict or None)).to_module(), {}
+        return relay_entry.import_model(path, ImportOptions(shape_dict or None)).to_module(), {}
 
 
 ALL_FRONTENDS: tuple[type[Frontend], ...] = (

@@ -98,7 +98,7 @@ def import_onnx(
         proto, label, weight_files = read_model(model, weights)
     with weights.activate():
         imported = _import_with_facts(proto, label, opset, shape or {}, freeze_params)
-    weights.files.check(f"import {label}")
+    weights.files.check_unchanged(f"import {label}")
     return replace(imported, weight_files=weight_files)
 
 

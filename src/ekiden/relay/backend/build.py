@@ -11,6 +11,7 @@ from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.micro import compile as compile_micro
 from ekiden.compiler.options import CompileOptions
+from ekiden.frontend.registry import identify_model
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
@@ -136,7 +137,7 @@ def to_executable(
     module = _to_module(ir_mod, params)
     options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
     with options.context():
-        compiled = compile_model(module, options)
+        compiled = compile_model(identify_model(module), options)
     return load_executable(compiled.to_bytes())
 
 

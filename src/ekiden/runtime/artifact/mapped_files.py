@@ -1,14 +1,14 @@
 """Memory-mapped files, read without copying.
 
-    with lending() as files:
-        data = files.map(path)      a view that cannot be written
-        ...                         work on it: pages are read on demand, and may be dropped
-        files.check("compile")      each file was in one state throughout
+    with allow_mapped_borrowing() as files:
+        data = files.map(path)              a view that cannot be written
+        ...                                 work on it: pages are read on demand, and may be dropped
+        files.check_unchanged("compile")    each file was in one state throughout
 
 Another process may write to such a file or truncate it while it is read: then the bytes are of both
 states, or zeros beyond the new end (such a read does not kill the process with SIGBUS, as it would
-in any other mapping). `check` detects both: nothing derived from the bytes may be used before it
-has passed. A file that is replaced by another of its name, or removed, stays what it was.
+in any other mapping). `check_unchanged` detects both: nothing derived from the bytes may be used
+before it has passed. A file that is replaced by another of its name, or removed, stays as it was.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _MappedFile:
     handle: int
     state: tuple[int, int]
 
-    def check(self, what: str, error: type[EkidenError]) -> None:
+    def check_unchanged(self, what: str, error: type[EkidenError]) -> None:
         """Raise an error if the file has changed."""
         # Truncation would raise SIGBUS; the runtime maps zeros there and sets a flag that is tested
         # here.
@@ -89,10 +89,10 @@ class MappedFiles:
         self.files.append(_MappedFile(os.fspath(path), mapped, handle, _file_fingerprint(status)))
         return mapped.numpy().data
 
-    def check(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
+    def check_unchanged(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
         """Raise an error, prefixed with `what`, if a file has changed since it was mapped."""
         for file in self.files:
-            file.check(what, error)
+            file.check_unchanged(what, error)
 
     def close(self) -> None:
         """Stop checking the files; remaining views stay valid."""

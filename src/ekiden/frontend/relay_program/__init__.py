@@ -1,0 +1,1 @@
+"""Frontend of Relay programs: modules, functions, and the text of `IRModule.astext()`."""

@@ -1,1 +1,0 @@
-"""Frontend of Relay text, the output of `IRModule.astext()`."""
