@@ -72,7 +72,7 @@ def test_compile_prints_phase_times(
     table = [line[:44].rstrip() for line in text[text.index("phase ") :].splitlines()[1:-1]]
     top = [row for row in table if not row.startswith(" ")]
     assert top[:4] == ["start", "load compiler", "import", "InferType"]
-    assert top[4:8] == ["NameDimensions", "vm", "kernels", "memory"]
+    assert top[4:8] == ["NameDimensions", "DeclareConditions", "vm", "kernels"]
     assert "bytecode" in top and "write" in top
     inner = ["  FuseOps", "  MemoryPlan", "  link"]
     assert [r for r in table if r in inner] == inner
