@@ -46,8 +46,8 @@ def describe_artifact(
     targets = config.primitive_targets
     metadata: dict[str, object] = {
         "executor": options.executor,
-        "main": describe_main(main, imported),
         "weights": _constant_bytes(module),
+        "main": describe_main(main, imported),
         "producer": f"ekiden {package_version('ekiden')}",
     }
     optional: dict[str, object] = {

@@ -48,37 +48,37 @@ class Frontend:
     """Registry entry of a frontend: its packages, and how its models are recognised."""
 
     name: str
-    """Its folder: `ekiden.frontend.<name>`."""
+    """Name of its package, `ekiden.frontend.<name>`."""
     model_noun: str
-    """What its models are called: "an ONNX model"."""
+    """Noun for its models in messages: "an ONNX model"."""
     accepted_forms: str
-    """What it takes, for messages: "a path, bytes or onnx.ModelProto"."""
+    """Accepted objects, for messages: "an onnx.ModelProto"."""
     packages: tuple[Package, ...]
     extra: str = ""
-    """The extra of Ekiden that installs them; "" for what Ekiden always brings."""
+    """Extra of Ekiden that installs the packages; "" if Ekiden always requires them."""
     suffixes: tuple[str, ...] = ()
-    """How the names of its files end."""
+    """Suffixes of its files."""
     magic_bytes: tuple[tuple[int, bytes], ...] = ()
-    """(offset, bytes): what stands in its files and bytes, where that tells them."""
+    """Magic bytes of its files, as (offset, bytes)."""
     matches_bytes: Callable[[bytes], bool] | None = None
-    """Whether bytes are one of its models, where no fixed place in them says so."""
+    """Predicate of bytes that are one of its models, for formats without magic bytes."""
     marker_files: tuple[str, ...] = ()
-    """The files of which one is in each of its folders."""
+    """File names, one of which is in each of its model folders."""
     archive_members: tuple[str, ...] = ()
-    """Names of which one is in each of its files that are zip archives."""
+    """Member names, one of which is in each of its zip archives."""
     class_names: tuple[str, ...] = ()
-    """The classes of its objects, as "top-level package.class", subclasses with them."""
+    """Classes of its models, as "top-level package.class"; includes their subclasses."""
     tensor_class_names: tuple[str, ...] = ()
-    """The classes of its tensors, the same."""
+    """Classes of its tensors, in the same form."""
     honoured_options: frozenset[str] = frozenset()
-    """The fields of ImportOptions that it honours."""
+    """Fields of ImportOptions that it supports; others are refused."""
     serialize: Callable[[object], bytes] | None = None
-    """The bytes of an object, if its artifacts are kept; needs nothing to be imported."""
+    """Function that serialises a model for its digest in the artifact cache; None if models are not
+    cached. It imports nothing.
+    """
     has_survey: bool = False
     relay_functions: tuple[str, ...] = ()
-    """TVM's functions for it, which `relay_functions.frontend` has; they are in its module
-    `relay_functions`.
-    """
+    """Names of TVM's import functions, defined in its module `relay_functions`."""
 
     def entry_module(self) -> FrontendEntry:
         """Import the frontend's entry module; raise ImportModelError for a missing package."""
@@ -134,7 +134,7 @@ class Frontend:
     def check_model(self, model: object, function: str) -> None:
         """Raise CompileError if `function` is given a model of another frontend."""
         if isinstance(to_bytes(model), (str, os.PathLike, bytes)):
-            return  # whoever reads it says what it is
+            return  # the importer reports what it is
         if find_frontend(model) is not self:
             raise CompileError(
                 f"{function}: expected {self.accepted_forms}, or a path or bytes of one, "
@@ -152,9 +152,9 @@ def _is_jax_export(data: bytes) -> bool:
 
 
 _MLIR_PREFIXES = (b"module {", b"module @", b"module attributes", b"func.func ", b"#loc", b"// ")
-"""How the text of a program in MLIR begins: what comes before it, or a comment."""
+"""Possible beginnings of MLIR text: an operation, an attribute alias, or a comment."""
 _MAX_ROOT_OFFSET = 1024
-"""The largest offset of a root table that jax.export writes: its own fields are few."""
+"""Largest plausible root-table offset of a file by jax.export, whose root has few fields."""
 
 
 FRONTENDS = (
@@ -249,7 +249,7 @@ FRONTENDS = (
         honoured_options=frozenset(("shape",)),
     ),
 )
-"""The first row is for files and bytes that no other claims."""
+"""Frontends by priority; the first also gets the files and bytes that no other recognises."""
 
 
 def frontend_by_name(name: str) -> Frontend:
@@ -275,12 +275,12 @@ def find_frontend(model: object) -> Frontend | None:
         for rejected in REJECTED_KINDS:
             if _has_magic_bytes(rejected, model[:_MAGIC_BYTES_READ]):
                 raise _rejection_error("bytes", rejected)
-        # Lazy: is_own searches all bytes, which magic bytes make unnecessary.
-        own = (
+        # Lazy: predicates search all bytes, which magic bytes make unnecessary.
+        matching_rows = (
             row for row in FRONTENDS if row.matches_bytes is not None and row.matches_bytes(model)
         )
         archive_row = _keras_file_frontend(archive_row, "bytes")
-        return archive_row or _find_frontend_of_bytes(model) or next(own, FRONTENDS[0])
+        return archive_row or _find_frontend_of_bytes(model) or next(matching_rows, FRONTENDS[0])
     for row in FRONTENDS:
         if _is_instance_by_name(model, row.class_names):
             return (
@@ -296,7 +296,7 @@ def find_frontend(model: object) -> Frontend | None:
 
 _KERAS_MODEL_CLASS = "keras.Model"
 _FRONTEND_OF_KERAS_BACKEND = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
-"""What Keras computes with -> the row of its models."""
+"""Backend of Keras -> name of the frontend that imports its models."""
 
 
 def _keras_frontend(what: str) -> Frontend:
@@ -397,7 +397,7 @@ def _find_frontend_of_path(path: str) -> Frontend:
     head, matching_row, shown = b"", None, _base_name(path)
     # Content comes before the suffix: a renamed file still finds its frontend.
     if os.path.isfile(path):  # a pipe is read once, by the importer
-        with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
+        with suppress(OSError), open(path, "rb") as file:  # the importer reports it
             head = file.read(_MAGIC_BYTES_READ)
             matching_row = (
                 _find_frontend_of_archive(file, repr(shown)) if head[:4] == _ZIP_MAGIC else None
@@ -414,7 +414,7 @@ def _find_frontend_of_path(path: str) -> Frontend:
     if names := _list_models(path):
         raise ImportModelError(f"import {path!r}: it is a folder: give the path of {names}")
     name = shown.lower()
-    if os.path.exists(path):  # of what is not there, the importer says that
+    if os.path.exists(path):  # otherwise, the importer reports the missing file
         for rejected in REJECTED_KINDS:
             if (
                 _has_magic_bytes(rejected, head)
@@ -442,10 +442,10 @@ def _list_models(folder: str) -> str:
 
 
 _MAX_NAMED_MODELS = 5
-"""Models of a folder that a message names."""
+"""Maximum number of models of a folder that a message names."""
 
 _MAGIC_BYTES_READ = 64
-"""Bytes of a file in which its kind is looked for."""
+"""Bytes read of a file to identify its format."""
 
 
 def _has_marker_file(row: Frontend | RejectedKind, path: str) -> bool:
@@ -475,10 +475,10 @@ def _find_frontend_of_archive(file: IO[bytes], name: str) -> Frontend | None:
             # A local header that does not begin the file belongs to an archive embedded in
             # truncated data.
             if all(entry.header_offset for entry in entries):
-                return None  # an archive inside of one that is cut short
+                return None  # an archive embedded in a truncated one
             members = {entry.filename.rpartition("/")[2] for entry in entries}
     except (OSError, ValueError, BadZipFile):
-        return None  # cut short: whoever takes it by its name says so
+        return None  # truncated: the importer that its name selects reports it
     for row in FRONTENDS:
         if members.intersection(row.archive_members):
             return row

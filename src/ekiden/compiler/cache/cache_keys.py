@@ -49,10 +49,10 @@ class CacheRequest:
     """Cache request of a compilation: the digest of its inputs, and what is needed to detect later
     changes.
 
-    digest: gives one of everything but weights in files of their own; the bytes of the model and of
-    the compiler are read when it is first asked for, which raises OSError where the model's cannot
-    be. path: the model's, beside which those files lie. created_ns: when it was created; what
-    changed since is not what the digest is of. resolved_path: where the path led then.
+    digest: Function that returns the digest of everything but external weight files. Its first call
+    reads the bytes of the model and the compiler, and raises OSError if the model cannot be read.
+    path: Path of the model, whose folder contains the external files. created_ns: Time of creation;
+    files that changed later do not match the digest. resolved_path: Its target then.
     """
 
     digest: Callable[[], str]
@@ -125,7 +125,7 @@ def create_cache_request(source: ModelSource, options: CompileOptions) -> CacheR
         return CacheRequest(
             options_digest, path, made_at, "" if path is None else os.path.realpath(path)
         )
-    except Exception:  # whatever is wrong with what was given, compiling says it
+    except Exception:  # the compilation reports what is wrong with the arguments
         return None
 
 
@@ -212,7 +212,7 @@ def file_digest(path: PathName) -> str:
     """
     _check_regular(path)
     with open(path, "rb", buffering=0) as file:
-        state = os.fstat(file.fileno())  # of what is open, as a file of another machine is now
+        state = os.fstat(file.fileno())  # of the open file: the path may be replaced meanwhile
         changed = max(state.st_mtime_ns, state.st_ctime_ns)
 
         def hash_file() -> str:

@@ -23,7 +23,7 @@ from ekiden.relay.transform.language.remove_unused_functions import (
 from ekiden.runtime.lazy_dataclass import dataclass
 
 INITIAL_STATE_FUNCTION = "initial_state"
-"""The function that gives what is kept between runs before the first: one value, or a tuple."""
+"""Function that returns the initial states of the first run: one value, or a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +34,32 @@ class ImportResult:
 
     module: IRModule
     input_names: tuple[str, ...] = ()
-    """The model's own names of the parameters of main, in order."""
+    """The model's names of the parameters of main, in order."""
     output_names: tuple[str, ...] = ()
     constraints: tuple[tuple[PrimExpr, str], ...] | None = None
-    """(condition on the symbolic dimensions, node that needs it), which every run must meet; None
-    where the driver is to find them.
+    """(condition on the symbolic dimensions, node that requires it), checked at every run; None if
+    the compiler is to derive them.
     """
     tensors: tuple[tuple[str, str, int], ...] = ()
-    """(tensor of the model, node that makes it, which of its outputs it is)."""
+    """(tensor name, producing node, index among the node's outputs)."""
     sequences: bool = False
-    """Whether lists of tensors among inputs and outputs are lists of Python at run time."""
+    """Whether inputs and outputs that are lists of tensors are Python lists at run time."""
     texts: tuple[str, ...] = ()
-    """The inputs and outputs that are strings, as bytes (ekiden.runtime.string_tensors)."""
+    """Names of inputs and outputs of strings, stored as bytes (ekiden.runtime.string_tensors)."""
     maps: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
-    """Outputs whose rows are dictionaries, each with its columns."""
+    """(output, keys): outputs whose rows are dictionaries."""
     weight_files: tuple[str, ...] = ()
-    """The names of the files beside the model's that weights were read from."""
+    """Names of the external weight files, relative to the model's folder."""
     states: tuple[str, ...] = ()
-    """The names of what is kept between runs: the last inputs of main are its values before a run,
-    the last outputs those after it, and a function INITIAL of the module gives the first ones.
+    """Names of the states between runs: the last inputs of main are their values before a run, the
+    last outputs those after it; the function INITIAL_STATE_FUNCTION returns the first ones.
     """
     owns_results: bool = False
-    """Whether every result has memory of its own, as what its user writes into one must not be seen
-    by inputs, constants, states and other results.
+    """Whether every result has its own memory, so that writing to it changes neither inputs,
+    constants and states nor other results.
     """
     params: Mapping[str, Array] = field(default_factory=dict)
-    """Weights that are parameters of main, by name: they stand behind its other inputs."""
+    """Weights that are parameters of main, by name, after its other inputs."""
 
     def to_module(self) -> IRModule:
         """Return the module with all metadata as module attributes."""
