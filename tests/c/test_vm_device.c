@@ -92,6 +92,116 @@ static void copies_go_through_data(void) {
   ek_object_release(vm);
 }
 
+/* A kind of device whose memory lies where the processor can touch none: what reads an address of it
+** ends the process. */
+enum { FAR_TYPE = 12 };
+static const ek_device far = {FAR_TYPE, 0};
+static const uintptr_t moved = (uintptr_t)1 << 62;
+static int64_t n_far;
+
+static int far_alloc(ek_device device, size_t size, size_t alignment, const char *scope, void **out) {
+  (void)device, (void)alignment, (void)scope;
+  void *memory = malloc(size + 1);
+  if (memory == NULL) return ek_error("MemoryError", "the device is full");
+  n_far++;
+  *out = (void *)((uintptr_t)memory + moved);
+  return 0;
+}
+
+static void *real(const void *data) { return (void *)((uintptr_t)data - moved); }
+
+static void far_free(ek_device device, void *data, size_t size) {
+  (void)device, (void)size;
+  n_far--;
+  free(real(data));
+}
+
+static int far_copy(const void *from, ek_device from_device, void *to, ek_device to_device,
+                    size_t size, void *stream) {
+  (void)stream;
+  memcpy(to_device.type == FAR_TYPE ? real(to) : to, from_device.type == FAR_TYPE ? real(from) : from,
+         size);
+  return 0;
+}
+
+static ek_value far_number(int64_t number) {
+  ek_value near = number_on(host, number);
+  ek_object *tensor;
+  CHECK(ek_tensor_copied(ek_value_tensor(&near), far, &tensor) == 0);
+  ek_value_release(&near);
+  return ek_value_object(tensor);
+}
+
+/* An ADT value of two fields, which it takes over. */
+static ek_value pair(int32_t tag, ek_value first, ek_value second) {
+  ek_object *adt;
+  CHECK(ek_container_new(EK_ADT, tag, (ek_value[]){first, second}, 2, &adt) == 0);
+  ek_value_release(&first);
+  ek_value_release(&second);
+  return ek_value_object(adt);
+}
+
+/* A reference to a value, which it takes over. */
+static ek_value reference_to(ek_value value) {
+  ek_value result = ek_value_none();
+  ek_object *make = ek_registry_get("ek.reference.new");
+  CHECK(make != NULL && ek_function_call(make, &value, 1, &result) == 0);
+  ek_value_release(&value);
+  ek_release(make);
+  return result;
+}
+
+/* The number that a function gives for an argument, which it takes over, twice. */
+static int64_t invoked(ek_object *vm, int32_t index, ek_value argument) {
+  int64_t number = 0;
+  for (int i = 0; i < 2; i++) {
+    ek_value result = ek_value_none();
+    CHECK(ek_vm_invoke(vm, index, &argument, 1, &result) == 0);
+    const ek_dltensor *dl = ek_value_tensor(&result);
+    CHECK(ek_device_same(dl->device, host));
+    number = *(int64_t *)ek_dltensor_data(dl);
+    ek_value_release(&result);
+  }
+  ek_value_release(&argument);
+  return number;
+}
+
+#define ADD_40(from, to)                                                              \
+  LoadConsti, 5, 8, 0, AllocStorage, 6, 5, 0, 64, 0, /**/                             \
+      AllocTensor, to, 6, 0, 0, EK_DTYPE_INT, 64, 1, 0, LoadConst, 7, 0, /**/         \
+      InvokePacked, 0, 3, 1, from, 7, to, Ret, to
+
+/* Programs of the host alone, which get what a C program may give: data, references, data in
+** references and references in data, and a closure of such a program. */
+static void what_arguments_hold_is_copied_to_the_host(void) {
+  static const ek_device_table table = {
+      .name = "far", .alloc = far_alloc, .free = far_free, .copy = far_copy};
+  CHECK(ek_device_register(FAR_TYPE, &table) == 0);
+  program p = {.functions = {{"field", 1, 8, WORDS(GetField, 1, 0, 1, ADD_40(1, 2))},
+                             {"nested", 1, 8,
+                              WORDS(GetField, 1, 0, 1, GetField, 1, 1, 0, ADD_40(1, 2))},
+                             {"read", 1, 8, WORDS(ReadRef, 1, 0, ADD_40(1, 2))},
+                             {"read_field", 1, 8,
+                              WORDS(GetField, 1, 0, 0, ReadRef, 1, 1, GetField, 1, 1, 0, /**/
+                                    ADD_40(1, 2))},
+                             {"captured", 1, 8, WORDS(ADD_40(0, 2))},
+                             {"close", 1, 2, WORDS(AllocClosure, 1, 4, 1, 0, Ret, 1)},
+                             {"call", 1, 2, WORDS(InvokeClosure, 1, 0, 0, Ret, 1)}},
+               .constants = {{numbers, 1}}, .primitives = {"ek.test.add"}};
+  ek_object *vm = machine_of(&p);
+  CHECK(invoked(vm, 0, pair(0, number_on(host, 1), far_number(2))) == 42);
+  CHECK(invoked(vm, 1, pair(0, far_number(1), pair(3, far_number(3), far_number(4)))) == 43);
+  CHECK(invoked(vm, 2, reference_to(far_number(4))) == 44);
+  CHECK(invoked(vm, 3, pair(0, reference_to(pair(1, far_number(5), far_number(0))), far_number(6))) ==
+        45);
+  ek_value x = far_number(7), closure = ek_value_none();
+  CHECK(ek_vm_invoke(vm, 5, &x, 1, &closure) == 0);
+  ek_value_release(&x);
+  CHECK(invoked(vm, 6, closure) == 47);
+  CHECK(n_far == 0);
+  ek_object_release(vm);
+}
+
 static void refuse_damaged_tables(void) {
   const int32_t good[] = {2, 1, 0, 1, 1, 1, 2, 1}, values[] = {-1, 0, 1, 2, 3, 1 << 30};
   for (size_t at = 0; at < sizeof good / 4; at++) {
@@ -161,6 +271,7 @@ int main(void) {
   work_on_another_device();
   refuse_what_lies_elsewhere();
   copies_go_through_data();
+  what_arguments_hold_is_copied_to_the_host();
   refuse_damaged_tables();
   survive_failing_allocations();
   return 0;
