@@ -891,7 +891,7 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
 
 /* Link a function of an external compiler: call "ek.external.<compiler>"(name, metadata), or load
 ** it by the library of the engine of that name. */
-static int link_external(const ek_executable *e, const char *name, ek_object **out) {
+static int make_external(const ek_executable *e, const char *name, ek_object **out) {
   char maker[128];
   ek_bytes compiler = ek_metadata_item(e->metadata, "external", name, 0);
   int shown = ek_shown(compiler, 64);
@@ -928,6 +928,21 @@ static int link_external(const ek_executable *e, const char *name, ek_object **o
            ek_value_type_name(&made));
   ek_value_release(&made);
   return -1;
+}
+
+/* What it makes, with a check of the outputs of an engine that is not one of ours. */
+static int link_external(const ek_executable *e, const char *name, ek_object **out) {
+  if (make_external(e, name, out) != 0) return -1;
+#ifndef EK_SMALL
+  ek_bytes engine = ek_metadata_item(e->metadata, "external", name, 0);
+  int64_t n_outputs = ek_metadata_number(e->metadata, "external", name, 1);
+  if (n_outputs != 0 && ek_engine_check(engine, name, (int32_t)n_outputs, out) != 0) {
+    ek_release(*out);
+    *out = NULL;
+    return -1;
+  }
+#endif
+  return 0;
 }
 
 /* Link a primitive to the first that provides it: a swap before linking, the file's own native

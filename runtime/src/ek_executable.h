@@ -180,6 +180,9 @@ ek_bytes ek_metadata_text(ek_bytes metadata, const char *key);
 /* A text of the list that a table of the metadata has under a key, by index; empty without one. */
 ek_bytes ek_metadata_item(ek_bytes metadata, const char *table, const char *key, int32_t index);
 
+/* The number behind that text in its list; 0 without one. */
+int64_t ek_metadata_number(ek_bytes metadata, const char *table, const char *key, int32_t index);
+
 /* 0, or -1 with a LoadError where a file that its data lies in was cut short: what a run has made of
 ** it counts for nothing. */
 int ek_executable_check_files(const ek_executable *e);

@@ -312,6 +312,11 @@ void *ek_driver_library(const char *kind);
 ** or -1 (LoadError); '*out' owned. */
 int ek_engine_link(const char *kind, const char *name, ek_bytes text, ek_object **out);
 
+/* ek_engine_check.c: wraps the function that runs a region, whose last 'n_outputs' arguments it
+** writes: an element that it leaves unwritten is a RunError of its runs. 0 or -1; on success the
+** wrapper owns what '*function' was. */
+int ek_engine_check(ek_bytes engine, const char *symbol, int32_t n_outputs, ek_object **function);
+
 enum { EK_ENGINE_BUILTINS = 2 };
 extern const ek_builtin ek_engine_builtins[EK_ENGINE_BUILTINS];
 

@@ -94,6 +94,12 @@ static void put_value(text *to, const ek_value *value) {
   }
 }
 
+void ek_value_describe(const ek_value *value, char out[EK_VALUE_TEXT]) {
+  text message = {.size = 0};
+  put_value(&message, value);
+  snprintf(out, EK_VALUE_TEXT, "%.*s", EK_VALUE_TEXT - 1, message.bytes);
+}
+
 static ek_bytes name_of(const look *at, int32_t param) {
   return ek_executable_param(at->function, param);
 }

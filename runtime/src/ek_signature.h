@@ -37,6 +37,10 @@ typedef struct ek_seen {
   int32_t param;
 } ek_seen;
 
+/* A value as messages name it, cut where it is long: "(300, 3) float32", "a tuple of 2". */
+enum { EK_VALUE_TEXT = 256 };
+void ek_value_describe(const ek_value *value, char text[EK_VALUE_TEXT]);
+
 /* Whether arguments are of the types that a function declares; there are as many as parameters, and
 ** room in 'seen' for each symbol of the executable. 0, or -1 with an InputError that names the input,
 ** what is expected and what came. */

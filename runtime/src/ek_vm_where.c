@@ -93,6 +93,14 @@ static int64_t take_number(json *j) {
   return number;
 }
 
+int64_t ek_metadata_number(ek_bytes metadata, const char *table, const char *key, int32_t index) {
+  ek_bytes item = ek_metadata_item(metadata, table, key, index);
+  json j = {item.data + item.size, metadata.data + metadata.size};
+  if (item.size == 0 || !take(&j, '"') || !take(&j, ',')) return 0;
+  while (j.at < j.end && *j.at == ' ') j.at++;
+  return take_number(&j);
+}
+
 /* The n-th text that a table has for an instruction; nothing where there is none. */
 static ek_bytes text_of(const ek_vm *vm, const char *table, ek_bytes function, int32_t instruction,
                         int64_t n) {

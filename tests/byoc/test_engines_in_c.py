@@ -17,7 +17,7 @@ from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.transform.external.merge_composite import PatternEntry
-from ekiden.runtime.devices.engines import engine_folder
+from ekiden.runtime.devices.engines import engine_folder, load_region
 from ekiden.runtime.errors import LoadError, RunError
 
 pytestmark = pytest.mark.quick
@@ -103,6 +103,89 @@ class Theirs:
 
     def load(self, symbol: str, code: bytes) -> Callable[..., None]:
         return lambda *tensors: None
+
+
+class WrittenInC(Theirs):
+    """An engine of a user, own_engine.c, which writes so many elements of its output in its first
+    call and in later ones."""
+
+    def __init__(self, name: str, first: int, later: int) -> None:
+        super().__init__(name)
+        self._code = f"{first} {later}".encode()
+
+    def compile(self, function: relay.Function) -> bytes:
+        return self._code
+
+    def load(self, symbol: str, code: bytes) -> Callable[..., None]:
+        return load_region(self.name, symbol, code)
+
+
+@pytest.fixture(scope="module")
+def own_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of own_engine.c's library, under the name of each engine of these tests."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler: install gcc or clang")
+    folder = tmp_path_factory.mktemp("engines")
+    source = Path(__file__).with_name("own_engine.c")
+    command = ["cc", "-std=c11", "-shared", "-fPIC", f"-I{runtime.include_dir()}", str(source)]
+    subprocess.run([*command, "-o", str(folder / "libekiden_whole.so")], check=True)
+    for name in ("idle", "partial", "tiring"):
+        shutil.copy(folder / "libekiden_whole.so", folder / f"libekiden_{name}.so")
+    return folder
+
+
+def saved(engine: Theirs, rows: int, folder: Path) -> Path:
+    """The file of a program of one region."""
+    byoc.register(engine)
+    module = relay.parse(f"def @main(%x: Tensor[({rows}, 3), float32]) {{ add(%x, %x) }}")
+    path = folder / "model.eki"
+    ekiden.compile(byoc.partition(module, engine.name)).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "message"),
+    [
+        ("whole", 6, ""),
+        ("idle", 0, "it wrote nothing to its output 0, a tensor (2, 3) float32"),
+        (
+            "partial",
+            4,
+            "it left 2 elements of its output 0, a tensor (2, 3) float32, unwritten, the first at"
+            " (1, 1)",
+        ),
+    ],
+)
+def test_c_program_refuses_what_an_engine_in_c_leaves_unwritten(
+    name: str,
+    written: int,
+    message: str,
+    program: Path,
+    own_engines: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EKIDEN_DRIVERS", str(own_engines))
+    path = saved(WrittenInC(name, written, written), 2, tmp_path)
+    done = started(program, path, EKIDEN_DRIVERS=str(own_engines))
+    if not message:
+        assert "first 2 2 2 2 2 2" in done.stdout, done.stderr
+        return
+    assert done.returncode == 1
+    assert done.stderr.startswith("RunError: run 'tvmgen_default_")
+    assert f"engine '{name}': {message}" in done.stderr
+
+
+def test_later_calls_of_an_engine_in_c_are_sampled(
+    own_engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EKIDEN_DRIVERS", str(own_engines))
+    exe = ekiden.load(saved(WrittenInC("tiring", 900, 450), 300, tmp_path))
+    value = np.ones((300, 3), np.float32)
+    np.testing.assert_array_equal(exe(value).numpy(), value * 2)
+    message = r"engine 'tiring': it wrote only a part of its output 0, a tensor \(300, 3\) float32"
+    with pytest.raises(RunError, match=message):
+        exe(value)
 
 
 def test_c_program_without_a_library_for_an_engine(program: Path, tmp_path: Path) -> None:

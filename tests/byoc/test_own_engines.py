@@ -47,7 +47,7 @@ def run_region(name: str, operator: str, dtype: str, run: Run, value: Array) -> 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_output_that_an_engine_leaves_unwritten_is_an_error(rows: int) -> None:
     value = np.ones((rows, 3), np.float32)
-    said = rf"engine 'idle': it wrote nothing to its output 0, a tensor \({rows}, 3\) of float32"
+    said = rf"engine 'idle': it wrote nothing to its output 0, a tensor \({rows}, 3\) float32"
     with pytest.raises(RunError, match=said):
         run_region("idle", "nn.relu", "float32", lambda x, out: None, value)
 
@@ -60,7 +60,7 @@ def test_elements_that_an_engine_leaves_unwritten_are_an_error(dtype: str) -> No
     def copy_all_but_the_last_row(x: Tensor, out: Tensor) -> None:
         out.numpy()[:-1] = x.numpy()[:-1]
 
-    said = rf"engine 'partial_{dtype}': it left 3 elements of its output 0, a tensor \(300, 3\) of "
+    said = rf"engine 'partial_{dtype}': it left 3 elements of its output 0, a tensor \(300, 3\) "
     said += rf"{dtype}, unwritten, the first at \(299, 0\)"
     name = f"partial_{dtype}"
     with pytest.raises(RunError, match=said):

@@ -881,8 +881,8 @@ typedef int (*ek_driver_open_t)(const ek_driver_host *host);
 ** then where the system looks.
 **
 ** 'load' makes of the code of a region, which is the caller's, what runs it: 0 or -1 (LoadError).
-** 'run' gets its inputs, then the tensors that it writes, all contiguous and of the host, in any
-** number of threads at once: 0 or -1 (RunError). 'name' is for messages. */
+** 'run' gets its inputs, then the tensors that it writes, each element of them, all contiguous and of
+** the host, in any number of threads at once: 0 or -1 (RunError). 'name' is for messages. */
 typedef struct ek_engine_host {
   int32_t version;                         /* of this structure and of ek_engine_table: 1 */
   int32_t threads;                         /* that a region may use */

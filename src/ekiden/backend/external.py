@@ -50,10 +50,9 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
 
     def load_kernel(symbol: str, metadata: str) -> ExternalKernel:
         """Compile a function that an executable stores as JSON and return its kernel."""
-        region = read_region(symbol, metadata)
-        function = load_json(region.code)
+        function = load_json(read_region(symbol, metadata))
         assert isinstance(function, Function)
-        return wrap_region(compiler, symbol, codegen(function), region.num_outputs)
+        return wrap_region(compiler, symbol, codegen(function))
 
     register_func(f"ek.external.{compiler}", load_kernel, override=True)
     register_compiler(compiler, ExternalCompiler(save_json))
