@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,10 +18,12 @@ keras: Any = pytest.importorskip("keras", reason="the package 'keras' is missing
 
 import ekiden  # noqa: E402
 from ekiden import relay  # noqa: E402
+from ekiden.runtime.devices.memory import memory_bound, memory_stats  # noqa: E402
 from ekiden.runtime.errors import (  # noqa: E402
     CompileError,
     ImportModelError,
     LinAlgError,
+    MemoryLimitError,
     UnsupportedError,
 )
 
@@ -488,6 +491,38 @@ def test_identity_without_an_input_is_refused() -> None:
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="y", op="Identity").attr["T"].type = tf.float32.as_datatype_enum
     with pytest.raises((CompileError, ImportModelError), match="'y'"):
+        relay.frontend.from_tensorflow(graph)
+
+
+def test_constant_beyond_the_memory_limit_is_refused_before_it_is_expanded() -> None:
+    """One element and a shape stand for any number of elements: a graph of 100 bytes took 8 GB."""
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(name="y", op="Const")
+    node.attr["dtype"].type = tf.int32.as_datatype_enum
+    tensor = node.attr["value"].tensor
+    tensor.dtype = tf.int32.as_datatype_enum
+    tensor.tensor_shape.dim.add(size=1 << 28)
+    tensor.int_val.append(7)
+    tracemalloc.start()
+    try:
+        with (
+            memory_bound(memory_stats().held + (512 << 20)),
+            pytest.raises(MemoryLimitError, match="the constant 'y' takes 1073741824 bytes"),
+        ):
+            relay.frontend.from_tensorflow(graph)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_constant_of_another_dtype_is_refused() -> None:
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(name="y", op="Const")
+    node.attr["dtype"].type = tf.int32.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.float32(1)))
+    with pytest.raises(
+        CompileError, match="Const 'y': its value is float32, and its 'dtype' int32"
+    ):
         relay.frontend.from_tensorflow(graph)
 
 

@@ -215,6 +215,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "Beyond the limit a compilation raises": (
         f"{_COMPILING}::test_folding_beyond_the_limit_is_refused_before_it_is_computed",
+        f"{_COMPILING}::test_memory_limit_that_a_node_reaches_is_no_fault_of_the_model",
     ),
     "`ekiden.compile(model, timeout=60)`": (
         f"{_COMPILING}::test_compilation_is_stopped_at_its_limit_of_time",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
 from ekiden import relay
@@ -230,6 +230,22 @@ def test_constants_count_as_long_as_they_live() -> None:
             relay.const(np.ones(1 << 20, np.float32))
         del first, same, array
         relay.const(np.ones(1 << 20, np.float32))
+
+
+def test_memory_limit_that_a_node_reaches_is_no_fault_of_the_model() -> None:
+    array = np.ones(1 << 21, np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(array)),
+        helper.make_node("ReduceSum", ["c"], ["r"], keepdims=0),
+        helper.make_node("Add", ["x", "r"], ["y"]),
+    ]
+    data = model(nodes).SerializeToString()
+    with (
+        memory_bound(held_bytes() + (6 << 20)),
+        pytest.raises(MemoryLimitError, match="a constant takes 8388608 bytes") as caught,
+    ):
+        import_model(data, ImportOptions())
+    assert any("Constant" in note for note in caught.value.__notes__)
 
 
 def test_folding_beyond_the_limit_is_refused_before_it_is_computed() -> None:

@@ -22,7 +22,13 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.runtime.errors import EkidenError, ImportModelError, InternalError, UnsupportedError
+from ekiden.runtime.errors import (
+    EkidenError,
+    ImportModelError,
+    InternalError,
+    MemoryLimitError,
+    UnsupportedError,
+)
 
 MAX_CHAIN_NODES = 8
 """How many of the nodes that led to an error are shown."""
@@ -74,6 +80,7 @@ class GraphWalk:
         Raises:
             NodeError: for what is wrong with the node, with notes on where it came from.
             ConversionError: where the code that converts it broke.
+            MemoryLimitError: where its constants exceed the limit, with the node in a note.
         """
         around, self.scope.span = self.scope.span, Span(name)
         try:
@@ -82,7 +89,8 @@ class GraphWalk:
             if str(error):  # else what is inside has been reported
                 self.problems.append(f"{name}: {error}")
                 self.needed.update(dict.fromkeys(error.inputs))
-        except (NodeError, UnsupportedError) as error:
+        except (NodeError, UnsupportedError, MemoryLimitError) as error:
+            # A limit of memory is the caller's, not a fault of the model: it stays one.
             error.add_note(f"inside {name}")
             raise
         except InternalError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,16 +12,25 @@ from ekiden.frontend.common import constant_folding as rules
 from ekiden.frontend.common.converters import data_movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant_value
+from ekiden.frontend.tensorflow.load import decode_shape, dtype_name
 from ekiden.frontend.tensorflow.node import TensorflowNode, TensorflowRow
 from ekiden.ir import prim
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
+from ekiden.runtime.devices.memory import check_memory_limit
 
 
 def _const(node: TensorflowNode) -> Value:
-    node.dtype_attribute("dtype")  # refused where it is none of a tensor
-    return constant_value(np.asarray(tensor_util.MakeNdarray(node.proto.attr["value"].tensor)))
+    dtype = node.dtype_attribute("dtype")  # refused where it is none of a tensor
+    tensor = node.proto.attr["value"].tensor
+    if dtype_name(tensor.dtype) != dtype:
+        node.reject(f"its value is {dtype_name(tensor.dtype)}, and its 'dtype' {dtype}")
+    # One element and an extent stand for a tensor of any size, which TensorFlow expands.
+    num_bytes = math.prod(decode_shape(tensor.tensor_shape) or ()) * to_numpy(dtype).itemsize
+    check_memory_limit(num_bytes, f"the constant {node.name!r}")
+    return constant_value(np.asarray(tensor_util.MakeNdarray(tensor)))
 
 
 def _shape(node: TensorflowNode) -> Result:
