@@ -287,6 +287,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "However many clients send and receive": (
         "tests/serve/test_serve_shares.py"
         "::test_bodies_beyond_the_share_of_an_iteration_wait_for_their_turns",
+        "tests/serve/test_serve_shares.py::test_bodies_that_begin_at_once_are_parsed_in_turn",
+        "tests/serve/test_serve_event_loop.py::test_bodies_of_a_server_grow_without_copies",
         "tests/serve/test_serve_shares.py::test_long_responses_are_sent_in_turn",
     ),
     "Of the requests that a client sends ahead": (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -80,3 +83,33 @@ def test_closed_loop_is_not_waited_for() -> None:
     loop.close()
     with yielding_to_loop(loop):
         yield_to_loop()
+
+
+GROWTH_PROGRAM = """
+import ctypes, sys
+from ekiden.serve.server import map_long_buffers
+
+class Mallinfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+mallinfo2 = ctypes.CDLL(None).mallinfo2
+mallinfo2.restype = Mallinfo
+if sys.argv[1] == "mapped":
+    map_long_buffers()
+long = bytearray(31 << 20)
+del long  # which raises the threshold of malloc
+before = mallinfo2().hblks
+bodies = [bytearray(2 << 20) for _ in range(8)]
+print(mallinfo2().hblks - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_bodies_of_a_server_grow_without_copies() -> None:
+    """A mapping of its own is moved by the kernel; a buffer in the heap would be copied."""
+    counts = [
+        int(subprocess.check_output([sys.executable, "-c", GROWTH_PROGRAM, how]))
+        for how in ("heap", "mapped")
+    ]
+    assert counts == [0, 8]

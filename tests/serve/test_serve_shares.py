@@ -6,13 +6,14 @@ import asyncio
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
 from serving import Running
 
-from ekiden.serve import connections
+from ekiden.serve import connections, iteration_shares
 from ekiden.serve.connections import MAX_PIPELINED, HttpConnection
 from ekiden.serve.iteration_shares import (
     BODY_BYTES_PER_ITERATION,
@@ -143,6 +144,37 @@ def test_requests_behind_others_are_parsed_as_those_are_answered(
         max(waiting for waiting, _ in parsed)
         < MAX_PIPELINED + connections.HEAD_PIECE_BYTES / shortest
     )
+
+
+def test_bodies_that_begin_at_once_are_parsed_in_turn(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has read the first bytes of all of them before it can hold any."""
+    num_parsed: list[int] = []
+    begin_iteration = BodyReadingQueue._begin_iteration
+
+    def record(self: BodyReadingQueue, loop: asyncio.AbstractEventLoop) -> None:
+        num_parsed.append(self._num_bytes)
+        begin_iteration(self, loop)
+
+    monkeypatch.setattr(BodyReadingQueue, "_begin_iteration", record)
+    share, size = 100_000, 150_000
+    monkeypatch.setattr(iteration_shares, "BODY_BYTES_PER_ITERATION", share)
+    head = b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    request, resumed = head % size + b" " * size, threading.Event()
+    clients = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(30)]
+    server.loop.call_soon_threadsafe(resumed.wait, 60)
+    try:
+        sent = [client.send(request, socket.MSG_DONTWAIT) for client in clients]
+        assert sum(sent) > 4 * share
+    finally:
+        resumed.set()
+    for client, count in zip(clients, sent, strict=True):
+        client.sendall(request[count:])
+    assert [client.recv(1 << 12)[9:12] for client in clients] == [b"400"] * len(clients)
+    assert max(num_parsed) < share + connections.SHORT_BODY_BYTES
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.parametrize("size", [1, 5000])

@@ -77,6 +77,13 @@ class BodyReadingQueue:
         self._num_bytes = 0
         self._is_scheduled = False
 
+    @property
+    def bytes_left(self) -> int:
+        """Return the bytes that this iteration may still read. All connections whose first bytes
+        come in one look at the sockets have been read before any of them can be held.
+        """
+        return max(0, BODY_BYTES_PER_ITERATION - self._num_bytes)
+
     def join(self, flow: HeldFlowControl) -> None:
         """Add a connection at the beginning of a body."""
         self._reading[flow] = None
