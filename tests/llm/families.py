@@ -44,6 +44,15 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Mamba2ForCausalLM",
         {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     ),
+    "rwkv": (
+        "RwkvForCausalLM",
+        {
+            **_MAMBA,
+            "state_size": None,
+            "rescale_every": 2,
+            "num_hidden_layers": 5,
+        },
+    ),
     "gpt2": ("GPT2LMHeadModel", _GPT),
     "gpt_bigcode": ("GPTBigCodeForCausalLM", {**_GPT, "multi_query": True}),
     "gpt_bigcode_heads": ("GPTBigCodeForCausalLM", {**_GPT, "multi_query": False}),
@@ -201,6 +210,6 @@ def randomize(model: Any) -> Any:  # noqa: ANN401  # of that package
     with torch.no_grad():
         corrections = [item for item in model.named_buffers() if "correction" in item[0]]
         for key, parameter in [*model.named_parameters(), *corrections]:
-            is_norm = re.search(r"norm|ln_", key) and key.endswith("weight")
+            is_norm = re.search(r"norm|ln_|\bln\d", key) and key.endswith("weight")
             parameter.normal_(0, 0.2, generator=generator).add_(1 if is_norm else 0)
     return model

@@ -351,6 +351,16 @@ _MAMBA_ARCHITECTURE = DecoderArchitecture(
     fixed={"hidden_act": "silu"},
     state_space=StateSpaceArchitecture(),
 )
+_RWKV_NAMES = CheckpointNames(
+    embedding="rwkv.embeddings.weight",
+    embedding_norm="rwkv.blocks.0.pre_ln",
+    norm="rwkv.ln_out",
+    head=("head.weight",),
+    layer="rwkv.blocks.{}.",
+    before_attention="ln1",
+    before_mlp="ln2",
+    prefix="rwkv.",
+)
 DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
     "LlamaForCausalLM": DecoderArchitecture(biases=_LLAMA_BIASES),
     "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
@@ -657,5 +667,14 @@ DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
             "n_groups": 8,
             "state_size": 128,
         },
+    ),
+    "RwkvForCausalLM": DecoderArchitecture(
+        _RWKV_NAMES,
+        norm="layer",
+        epsilon=("layer_norm_epsilon", 1e-5),
+        layers_with_rope=_no_layers,
+        # It has no attention and no positions: the first is a size that nothing reads.
+        defaults={"num_attention_heads": 1, "max_position_embeddings": 1 << 20},
+        rwkv=True,
     ),
 }

@@ -41,6 +41,7 @@ from ekiden.llm.experts import mixture_of_experts
 from ekiden.llm.latent_attention import latent_projections
 from ekiden.llm.multi_lora import AdapterProducts, AdapterSet
 from ekiden.llm.rope import RopeParameters
+from ekiden.llm.rwkv import rwkv_functions, rwkv_layer, rwkv_state_width
 from ekiden.llm.state_space import StateInputs, recurrences, state_space_layer, state_width
 from ekiden.relay import op
 from ekiden.relay.expr import (
@@ -70,12 +71,26 @@ MAX_LISTED_NAMES = 3
 
 def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> tuple[object, ...]:
     """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]; of a
-    state-space model [texts, layers, numbers of a state].
+    model with states [texts, layers, numbers of a state].
     """
-    if config.state_space:
-        return (blocks, config.layers, state_width(config.state_space))
+    if config.has_states:
+        return (blocks, config.layers, _state_width(config))
     plane = CachePlane(layout.page, config.cache_depth, layout.dtype)
     return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
+
+
+def _state_width(config: DecoderConfig) -> int:
+    """Return the numbers of a layer's state."""
+    if config.state_space:
+        return state_width(config.state_space)
+    return rwkv_state_width(config)
+
+
+def _state_functions(config: DecoderConfig) -> dict[GlobalVar, BaseFunc]:
+    """Return the loops over tokens that layers with states call."""
+    if config.state_space:
+        return recurrences(config)
+    return rwkv_functions(config) if config.rwkv else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +157,7 @@ class _ForwardBuilder:
             by_token = op.take(self.tokens.by_sequence["adapters"], self.tokens.sequences, axis=0)
             products = AdapterProducts(adapters, self.let("token_adapters", by_token), self.let)
         self.parts = DecoderLayers(checkpoint, config, products)
-        self.functions = recurrences(config) if config.state_space else {}
+        self.functions = _state_functions(config)
         """Those that the layers call."""
 
     def let(self, name: str, value: Expr) -> Var:
@@ -177,14 +192,14 @@ class _ForwardBuilder:
         rotations = [self._rotary_tables(rope, tokens) for rope in config.ropes]
         state: Var = cache
         state_inputs = None
-        if config.state_space:
+        if config.has_states:
             state_inputs = StateInputs.create(
                 tokens.sequences, tokens.positions, tokens.tables, self.functions, self.let
             )
         for n, rope_number in enumerate(config.rope_of):
             rotation = None if rope_number is None else rotations[rope_number]
             if state_inputs is not None:
-                x, state = self._state_space_layer(n, x, state, state_inputs)
+                x, state = self._layer_with_state(n, x, state, state_inputs)
                 continue
             x, state = self._decoder_layer(n, x, state, tokens, rotation)
         # Only the picked positions reach the head, the largest product of a prefill.
@@ -264,11 +279,11 @@ class _ForwardBuilder:
         mixed = _scaled(mixed, config.residual_scale)
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
 
-    def _state_space_layer(
-        self, n: int, x: Var, cache: Var, inputs: StateInputs
-    ) -> tuple[Var, Var]:
-        """Emit one state-space layer: the hidden state and the cache."""
+    def _layer_with_state(self, n: int, x: Var, cache: Var, inputs: StateInputs) -> tuple[Var, Var]:
+        """Emit one layer without attention: the hidden state and the cache."""
         config, names = self.config, self.config.names
+        if config.rwkv:
+            return rwkv_layer(n, x, cache, inputs, config, self.parts, self.let)
         normed = self.parts.norm(x, names.layer.format(n) + names.before_attention)
         normed = self.let(f"normed_{n}", normed)
         added, cache = state_space_layer(n, normed, cache, inputs, config, self.parts, self.let)

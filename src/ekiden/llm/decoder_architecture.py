@@ -146,7 +146,8 @@ class DecoderArchitecture:
     adapt: what of the row depends on the configuration. The factors multiply embeddings, what a
     block adds, scores and logits. clip: the key of the bound of queries, keys and values. experts:
     what the MLP of some layers is. latent: whether queries, keys and values go through latent
-    vectors. state_space: what layers without attention are.
+    vectors. state_space: the layers that stand in the place of attention and MLP. rwkv: whether
+    those of RWKV do.
     """
 
     names: CheckpointNames = field(default_factory=CheckpointNames)
@@ -181,6 +182,7 @@ class DecoderArchitecture:
     experts: ExpertArchitecture | None = None
     latent: bool = False
     state_space: StateSpaceArchitecture | None = None
+    rwkv: bool = False
 
 
 def layer_windows(config: Config, count: int, default: Callable[[int], bool]) -> tuple[int, ...]:

@@ -112,6 +112,16 @@ class StateSpaceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RwkvConfig:
+    """Sizes of RWKV layers."""
+
+    inner: int
+    """Channels of keys and values."""
+    rescale_every: int
+    """Layers after which hidden states are halved; 0 for never."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """Hyperparameters of a decoder: its sizes, and the variations of its family. Windows and ropes
     are per layer.
@@ -160,7 +170,12 @@ class DecoderConfig:
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
     state_space: StateSpaceConfig | None = None
-    """Of layers without attention, whose texts have states and no pages."""
+    rwkv: RwkvConfig | None = None
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether layers have no attention, so that texts have states and no pages."""
+        return self.state_space is not None or self.rwkv is not None
 
     @property
     def switch_tokens(self) -> int:
@@ -269,7 +284,19 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         end_tokens=_end_tokens(config),
         latent=latent,
         state_space=None if row.state_space is None else _read_state_space(row, config),
+        rwkv=_read_rwkv(config) if row.rwkv else None,
         experts=None if row.experts is None else _read_experts(row.experts, config, layers),
+    )
+
+
+def _read_rwkv(config: Mapping[str, Any]) -> RwkvConfig:
+    """Return the sizes of RWKV layers. Raises ImportModelError for sizes that are no numbers."""
+    return RwkvConfig(
+        inner=read_integer(config, "attention_hidden_size", read_size(config, "hidden_size"), 1),
+        # 0 is a setting of its own, which `read_integer` takes for a missing one.
+        rescale_every=0
+        if config.get("rescale_every") == 0
+        else read_integer(config, "rescale_every", 6),
     )
 
 

@@ -171,7 +171,7 @@ def load_embedding_model(
         context = min(max_positions, DEFAULT_CONTEXT_TOKENS)
     context = checked_context(context, max_positions)
     decoder = read_config(config, context)
-    if decoder.state_space:
+    if decoder.has_states:
         raise UnsupportedError(f"embed: no embeddings are made by a {decoder.architecture}")
     layout = CacheLayout(PAGE_TOKENS)
     module = decoder_module(opened, decoder, layout, has_head=False)

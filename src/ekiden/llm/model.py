@@ -128,7 +128,7 @@ def load(
     decoder = read_config(config, context)
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
-    if decoder.state_space:
+    if decoder.has_states:
         reject_state_options(
             {"draft": draft, "adapters": adapters, "prompt_cache": prompt_cache}, cache, decoder
         )
