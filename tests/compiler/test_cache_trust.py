@@ -17,7 +17,7 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir import user_extensions
-from ekiden.runtime.files import check_trusted, write_atomic
+from ekiden.runtime.files import check_trusted, evict_least_recent, write_atomic
 
 X = np.ones(3, "float32")
 KEY = "0" * 32
@@ -105,6 +105,25 @@ def test_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs(tmp_path: P
     os.chown(tmp_path / "kernels", 12345, 12345)
     assert cache.get(KEY) is None
     assert KernelCache(None, [tmp_path / "kernels"]).get(KEY) == b"code"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give links away")
+def test_link_of_another_user_is_neither_read_nor_emptied(tmp_path: Path) -> None:
+    """Whoever owns a link chooses the files that it leads to."""
+    mine, link = tmp_path / "mine", tmp_path / "kernels"
+    cache = KernelCache(mine)
+    cache.put(KEY, b"code")
+    (file,) = mine.rglob("*.o")
+    file.rename(tmp_path / "other.o")
+    file.symlink_to(tmp_path / "other.o")
+    assert cache.get(KEY) == b"code"
+    os.lchown(file, 12345, 12345)
+    assert cache.get(KEY) is None
+    link.symlink_to(mine)
+    assert evict_least_recent(link, 1 << 20) == (0, 0)
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(PermissionError, match="the folder or link is another user's"):
+        evict_least_recent(link, 0)
 
 
 def test_artifact_that_others_may_write_is_compiled_again(cache: Path, tmp_path: Path) -> None:

@@ -155,3 +155,20 @@ def test_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "file")
     with pytest.raises(InputError, match="a number of bytes from 1 on expected, got 0"):
         load(tmp_path / "new", prompt_cache_bytes=0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give files away")
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_cache_that_another_user_planted_changes_no_files(tmp_path: Path, planted: str) -> None:
+    """A link in a shared folder led to files of the victim: the oldest of them were removed."""
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    mine.mkdir(mode=0o755)
+    (mine / "letter").write_bytes(bytes(1000))
+    shared.mkdir()
+    (shared / "prompt-pages").symlink_to(mine)
+    owned = shared if planted == "folder" else shared / "prompt-pages"
+    os.lchown(owned, 12345, 12345)
+    with pytest.raises(InputError, match="prompt cache: .* cannot be used: .*others than you"):
+        PromptCache(shared, "digest", limit=100)
+    assert [path.name for path in mine.iterdir()] == ["letter"]
+    assert mine.stat().st_mode & 0o777 == 0o755

@@ -76,10 +76,17 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/rpc/test_rpc_frames.py::test_mutated_bodies_are_parsed_or_refused",
         f"{_IN_C}::test_mutated_messages_pass_under_sanitizers",
     ),
+    "The cache holds native code": (
+        "tests/llm/test_prompt_cache.py::test_two_processes_share_the_pages_of_a_prompt",
+    ),
     "Ekiden reads a file if it and": (
         f"{_TRUST}::test_kernel_that_others_may_write_is_a_miss",
         f"{_TRUST}::test_kernel_in_a_folder_that_others_may_write_is_a_miss",
         f"{_TRUST}::test_kernel_of_another_user_is_a_miss_unless_the_layer_is_theirs",
+    ),
+    "A link counts as a file": (
+        f"{_TRUST}::test_link_of_another_user_is_neither_read_nor_emptied",
+        "tests/llm/test_prompt_cache.py::test_cache_that_another_user_planted_changes_no_files",
     ),
     "Any other file is a miss": (
         f"{_TRUST}::test_ownership_error_names_the_owner",
@@ -323,7 +330,6 @@ REMARKS: dict[str, str] = {
     "Load untrusted ones in a sandbox": _ADVISES,
     "The project compiles its C code": _NOT_HELD,
     "Everything that a session may do": _EXPLAINS,
-    "The cache holds native code": _EXPLAINS,
     "C code receives addresses": _NOT_HELD,
     "To listen elsewhere, generate": _EXPLAINS,
     "The command needs `openssl`": _EXPLAINS,

@@ -106,6 +106,11 @@ class PromptCache:
         self._root, self._limit = Path(folder, PAGES_FOLDER), limit
         self.folder = self._root / digest
         try:
+            # Nothing is made, changed or removed where a link of another user may lead.
+            make_private_folder(folder)
+            if not self._root.is_symlink():
+                make_private_folder(self._root)
+            check_trusted(self._root)
             make_private_folder(self.folder)
             check_trusted(self.folder)
             # Pages say what prompts said: nobody else may read them either.

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -167,11 +167,18 @@ def check_trusted(path: PathName, layer: PathName | None = None) -> None:
         state = os.stat(name)
         # A sticky folder such as /tmp lets only the owner rename or remove files.
         is_shared = bool(state.st_mode & GROUP_OTHER_WRITE) and not state.st_mode & stat.S_ISVTX
-        if state.st_uid not in owners or is_shared:
+        if not _has_owner(name, owners) or is_shared:
             raise PermissionError(
                 f"read '{os.fspath(path)}': others than you may have written it: '{name!s}' has"
                 f" owner {state.st_uid} and mode {stat.S_IMODE(state.st_mode):o}"
             )
+
+
+def _has_owner(path: PathName, owners: Container[int]) -> bool:
+    """Return whether a file, and the link that `path` may be, belong to one of some users: the
+    owner of a link chooses what it leads to.
+    """
+    return os.stat(path).st_uid in owners and os.lstat(path).st_uid in owners
 
 
 _LOG = LazyLogger("ekiden")
@@ -194,11 +201,16 @@ def write_text(path: PathName, text: str) -> None:
 def evict_least_recent(folder: PathName, limit: int) -> tuple[int, int]:
     """Remove the least recently used files below a folder until the others have at most `limit`
     bytes. Concurrent processes are tolerated; leftovers of interrupted writes are removed too.
-    Raises OSError where the folder cannot be read.
+    Raises OSError where the folder cannot be read, or where another user may have placed it or
+    made it a link to one that is no cache.
 
     Returns:
         The number of removed files and their bytes.
     """
+    if not os.path.isdir(folder):
+        return 0, 0
+    if not _has_owner(folder, (os.geteuid(), 0)):
+        raise PermissionError(f"remove from '{folder!s}': the folder or link is another user's")
     _remove_stale_partials(folder)
     files = []
     for path in list_files(folder):
