@@ -337,10 +337,6 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   ek_device other = from->device.type != EK_CPU ? from->device : to->device;
   const ek_device_table *table = ek_device_table_of(other, "copy tensor");
   if (table == NULL) return -1;
-  if (to->device.type != EK_CPU && to->device.type != other.type) {
-    return ek_error("ValueError", "copy tensor: device types %d and %d expected to be one, or one "
-                    "of them the CPU", other.type, to->device.type);
-  }
   if (!ek_dltensor_is_contiguous(from) || !ek_dltensor_is_contiguous(to)) {
     return ek_error("ValueError", "copy tensor: contiguous tensors expected between devices, got "
                     "strides");
@@ -356,10 +352,26 @@ static int copy_device(const ek_dltensor *from, const ek_dltensor *to, size_t nb
   return table->copy(data, from->device, ek_dltensor_data(to), to->device, nbytes, NULL);
 }
 
+static int copy(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh);
+
+/* Between kinds of devices, which know nothing of each other. */
+static int copy_over_host(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh) {
+  ek_object *staged;
+  ek_device cpu = {EK_CPU, 0};
+  if (ek_tensor_copied(from, cpu, &staged) != 0) return -1;
+  int status = copy(&((ek_tensor *)(void *)staged)->dl, to, is_fresh);
+  ek_release(staged);
+  return status;
+}
+
 static int copy(const ek_dltensor *from, const ek_dltensor *to, bool is_fresh) {
   copy_plan plan;
   if (check_copy(from, to) != 0) return -1;
   size_t nbytes = ek_dltensor_nbytes(from);
+  if (from->device.type != EK_CPU && to->device.type != EK_CPU &&
+      from->device.type != to->device.type) {
+    return copy_over_host(from, to, is_fresh);
+  }
   if (from->device.type != EK_CPU || to->device.type != EK_CPU) {
     return copy_device(from, to, nbytes, is_fresh);
   }

@@ -244,7 +244,7 @@ static void device_free(ek_device device, void *data, size_t size) {
 static int device_copy(const void *from, ek_device from_device, void *to, ek_device to_device,
                        size_t size, void *stream) {
   (void)stream;
-  CHECK(from_device.type == 12 || to_device.type == 12);
+  CHECK(from_device.type == EK_CPU || to_device.type == EK_CPU);
   copies++;
   memcpy(to, from, size);
   return 0;
@@ -274,6 +274,11 @@ static void copies_go_through_the_table_of_the_device(void) {
   CHECK(ek_tensor_copy(&as_tensor(here)->dl, &as_tensor(there)->dl) == 0);
   CHECK(ek_tensor_copy(&as_tensor(there)->dl, &as_tensor(back)->dl) == 0 && copies == 2);
   CHECK(memcmp(as_tensor(back)->dl.data, data, 16) == 0);
+  ek_object *elsewhere;
+  CHECK(ek_device_register(14, &table) == 0);
+  CHECK(ek_tensor_copied(&as_tensor(there)->dl, (ek_device){14, 0}, &elsewhere) == 0 && copies == 4);
+  CHECK(memcmp(as_tensor(elsewhere)->dl.data, data, 16) == 0); /* over the host */
+  ek_release(elsewhere);
   ek_dltensor foreign = as_tensor(there)->dl, turned = as_tensor(here)->dl;
   int64_t two = 2;
   foreign.device = unknown;

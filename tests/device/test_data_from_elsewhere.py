@@ -152,6 +152,25 @@ def test_references_that_enter_a_device_hold_tensors_there(opencl: Device, execu
         inner.value = ADT(0)
 
 
+@pytest.mark.parametrize("target", ["llvm", "opencl", "vulkan"])
+def test_data_of_several_kinds_of_devices_comes_to_one(
+    opencl: Device, vulkan: Device, target: str
+) -> None:
+    value = runtime.tensor(Y)
+    items = ADT(0, [])
+    for item in (value, value.copyto(opencl), value.copyto(vulkan)):
+        items = ADT(1, [item, items])
+    text = LIST + (
+        f"def @sum(%l: List) -> {SQUARE} {{ match (%l) {{ Cons(%h, %t) => add(%h, @sum(%t)), "
+        'Nil => zeros(shape=[3, 3], dtype="float32") } }\n'
+        f"def @main(%l: List, %r: ref({SQUARE})) -> {SQUARE} {{ add(@sum(%l), ref_read(%r)) }}"
+    )
+    executable = ekiden.compile(relay.parse(text), target)
+    for device in (opencl, vulkan):
+        result = executable(items, runtime.Ref(value.copyto(device)))
+        np.testing.assert_array_equal(result.numpy(), 4 * Y)
+
+
 def test_graph_executor_refuses_inputs_that_are_no_tensors() -> None:
     text = f"def @main(%x: ({SQUARE}, {SQUARE})) {{ add(%x.0, %x.1) }}"
     with pytest.raises(CompileError, match="graph: input 'x' is no tensor: .*the virtual"):
