@@ -70,6 +70,21 @@ def test_sizes_known_at_run_time(text: str) -> None:
         np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 2, 1))  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("text", [*processors(), "c"])
+def test_bordered_pixels_of_bytes_are_transposed_for_sizes_known_at_run_time(text: str) -> None:
+    """Lines shorter than a tile, of whole tiles, and whose last tile overlaps the one before."""
+    h, w = (relay.SizeVar(name, "int64") for name in "hw")
+    x = relay.var("x", shape=(1, 20, h, w))
+    levels = op.cast(op.clip(op.round(op.divide(x, relay.const(np.float32(3)))), 0, 99), "uint8")
+    body = op.transpose(op.nn.pad(levels, ((0, 0), (0, 0), (1, 1), (1, 1))), (0, 2, 3, 1))
+    run = ekiden.compile(relay.IRModule.from_expr(relay.Function((x,), body)), text)
+    for shape in ((1, 20, 3, 3), (1, 20, 2, 16), (1, 20, 5, 28), (1, 20, 1, 83), (1, 20, 2, 70)):
+        data = some(shape, "float32")
+        want = np.clip(np.round(data / np.float32(3)), 0, 99).astype("uint8")
+        want = np.pad(want, ((0, 0), (0, 0), (1, 1), (1, 1))).transpose(0, 2, 3, 1)
+        np.testing.assert_array_equal(run(data).numpy(), want)  # type: ignore[union-attr]
+
+
 @share(4)
 @pytest.mark.parametrize("text", [*processors(), "c"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
