@@ -9,8 +9,9 @@ Blocks of tiles, so that what is between the steps stays in the second-level cac
 A whole block is one step of a parallel loop; with fewer blocks than would keep the threads busy,
 each of the three steps is a parallel loop of its own. Rows of V and M are as long as they need to
 be plus one vector: else neighbouring places would share a set of the first-level cache. Where
-blocks do not divide the tiles, the last block repeats the last tile and stores it once. A patch
-that reaches over the border is put together first, with zeros outside.
+blocks do not divide the tiles, the last block ends with the register tile that has the last tile,
+which is repeated to fill it and stored once. A patch that reaches over the border is put together
+first, with zeros outside.
 
 Bytes become int16 in V, two channels of which are a word, and int32 in M; what brings their sums
 back into range follows as any other operator does.
@@ -279,6 +280,14 @@ class _WinogradKernel:
         assert isinstance(padding, tuple)
         self.top, self.left = int(padding[0]), int(padding[1])
 
+    def tiles_in_block(self, first: PrimExpr, more: int = 0) -> PrimExpr:
+        """Return the number of tiles of the block that begins with tile `first`, and `more` where
+        the block has places for them.
+        """
+        if self.is_even:
+            return const(self.block)
+        return simplify(minimum(const(self.block), self.tiles - first + more))
+
     def is_patch_in_bounds(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
         """Return whether the patch at a position is completely inside the data; a constant where
         all are.
@@ -324,7 +333,8 @@ class _WinogradKernel:
 
     def tile_coordinates(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return (image, line, column) of the first output pixel of a tile."""
-        # The last block has places for more tiles: they repeat the last one and are not stored.
+        # The last register tile has places for more tiles: they repeat the last one and are not
+        # stored.
         if not self.is_even:
             tile = minimum(tile, self.tiles - 1)
         area = self.tiles_per_column * self.tiles_per_row
@@ -362,9 +372,10 @@ class _WinogradKernel:
         _, height, width, _ = self.data.shape
         start = ((n * height + line) * width + column) * self.depth
         lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
-        return For(
-            tile, const(0), const(self.block), kind, wrap_in_lets(lets, seq(*stmts)), {"grain": 2}
-        )
+        # Register tiles read as many whose first one exists.
+        narrow = MAX_NARROW_TILE_ROWS if self.channels % self.panel else 0
+        count = self.tiles_in_block(first, max(self.decision.int_value("rows"), narrow) - 1)
+        return For(tile, const(0), count, kind, wrap_in_lets(lets, seq(*stmts)), {"grain": 2})
 
     def emit_data_transform_group(
         self,
@@ -417,19 +428,22 @@ class _WinogradKernel:
         transform = self.emit_transform(self.data_transform, loads, to, stage_offsets)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
-    def emit_products(self, kind: ForKind) -> Stmt:
+    def emit_products(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """Emit the products M = U V of a block: one matrix product per position of a transformed
         tile.
         """
         full_panels, tail_columns = divmod(self.channels, self.panel)
         stmts: list[Stmt] = []
+        tiles = self.tiles_in_block(first)
         if full_panels:
-            stmts.append(self.emit_panel_products(full_panels, 0, self.panel, kind))
+            stmts.append(self.emit_panel_products(full_panels, 0, self.panel, tiles, kind))
         if tail_columns:
-            stmts.append(self.emit_panel_products(1, full_panels, tail_columns, kind))
+            stmts.append(self.emit_panel_products(1, full_panels, tail_columns, tiles, kind))
         return seq(*stmts)
 
-    def emit_panel_products(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
+    def emit_panel_products(
+        self, count: int, first_panel: int, valid: int, tiles_in_block: PrimExpr, kind: ForKind
+    ) -> Stmt:
         """Emit the products of a block with some panels of the transformed weights."""
         step = Var("step")
         # Positions outside, panels inside: the transformed data of a position stay in L1 for all of
@@ -464,7 +478,7 @@ class _WinogradKernel:
             valid = vectors * self.lanes
             shape = RegisterTile(rows, vectors, self.lanes, valid, self.anchor.dtype)
             a_rows = [source + (first + i) * self.pitch for i in range(rows)]
-            return emit_register_tile(
+            product = emit_register_tile(
                 shape,
                 loops,
                 self.v,
@@ -476,6 +490,8 @@ class _WinogradKernel:
                 ahead,
                 prefetch.unroll,
             )
+            is_full = is_const(tiles_in_block, self.block) or is_const(first, 0)
+            return product if is_full else IfThenElse(first < tiles_in_block, product)
 
         tiles = balanced_row_tiles(const(self.block), limit, emit_row_tile)
         lets = [
@@ -614,7 +630,7 @@ class _WinogradKernel:
         first = block * self.block
         steps = seq(
             self.emit_data_transform(first, inner),
-            self.emit_products(inner),
+            self.emit_products(first, inner),
             self.emit_output_transform(first, inner),
         )
         # Allocated inside the loop over blocks: where blocks run in parallel, each has its own.
