@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -17,28 +18,38 @@ Array = np.ndarray
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-def run_both(
+def layer_model(
     op_type: str, tensors: dict[str, Array], data: Array, domain: str = "", **attributes: object
-) -> None:
+) -> onnx.ModelProto:
     """A model of one node whose first input alone is not constant; a name of "" is left out."""
     outputs = [f"out{i}" for i in range(3 if "LSTM" in op_type else 2)]
     names = [n if not n.startswith("none") else "" for n in tensors]
     node = helper.make_node(op_type, ["x", *names], outputs, domain=domain, **attributes)
     dims = ["a", "b", data.shape[2]]
+    dtype = helper.np_dtype_to_tensor_dtype(data.dtype)
     graph = helper.make_graph(
         [node],
         "one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+        [helper.make_tensor_value_info("x", dtype, dims)],
+        [helper.make_tensor_value_info(n, dtype, None) for n in outputs],
         [numpy_helper.from_array(v, n) for n, v in tensors.items() if not n.startswith("none")],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    expected = run_onnx_runtime(model, {"x": data})
-    actual = ekiden.compile(model)(data)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def run_both(
+    op_type: str, tensors: dict[str, Array], data: Array, domain: str = "", **attributes: object
+) -> None:
+    """The results of a layer are ONNX Runtime's."""
+    model = layer_model(op_type, tensors, data, domain, **attributes)
+    check_results(ekiden.compile(model)(data), run_onnx_runtime(model, {"x": data}))
+
+
+def check_results(actual: object, expected: Sequence[Array]) -> None:
     assert isinstance(actual, tuple)
-    for name, one, other in zip(outputs, actual, expected, strict=True):
-        np.testing.assert_allclose(one.numpy(), other, rtol=2e-3, atol=2e-5, err_msg=name)
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        np.testing.assert_allclose(one.numpy(), other, rtol=2e-3, atol=2e-5, err_msg=str(number))
 
 
 def weights(op_type: str, directions: int, inputs: int, hidden: int) -> dict[str, Array]:
@@ -64,6 +75,18 @@ def test_sequence_lengths_and_initial_states_match_onnxruntime(
         tensors[name] = rng.normal(size=(directions, batch, hidden)).astype("f")
     data = rng.normal(size=(steps, batch, inputs)).astype("f")
     run_both(op_type, tensors, data, hidden_size=hidden, direction=direction)
+
+
+@pytest.mark.parametrize("op_type", GATES)
+def test_float64_layers_match_those_of_float32(op_type: str) -> None:
+    """ONNX Runtime has kernels of float32 alone."""
+    tensors = weights(op_type, 1, 4, 7)
+    data = np.random.default_rng(3).normal(size=(5, 3, 4)).astype("f")
+    attributes = {"hidden_size": 7} | ({"linear_before_reset": 1} if op_type == "GRU" else {})
+    expected = run_onnx_runtime(layer_model(op_type, tensors, data, **attributes), {"x": data})
+    wide = {name: array.astype(np.float64) for name, array in tensors.items()}
+    model = layer_model(op_type, wide, data.astype(np.float64), **attributes)
+    check_results(ekiden.compile(model)(data.astype(np.float64)), expected)
 
 
 FUNCTIONS = {

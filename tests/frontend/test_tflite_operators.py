@@ -383,6 +383,16 @@ def test_sequence_lstm_matches_reference(has: dict[str, bool], clip: float) -> N
     same_each_run(data, (BATCH, STEPS, INPUTS))
 
 
+@pytest.mark.parametrize(("clip", "is_operator"), [(0.0, True), (0.4, False)])
+def test_float_sequence_lstm_is_one_operator(clip: float, is_operator: bool) -> None:
+    """A bounded cell has a loop."""
+    table = ("UnidirectionalSequenceLSTMOptions", {"FusedActivationFunction": 4, "CellClip": clip})
+    states = {18: (BATCH, UNITS), 19: (BATCH, UNITS)}
+    data = layered("UNIDIRECTIONAL_SEQUENCE_LSTM", cell(1, 5, 9, 12, UNITS), states, 24, table,
+                   [Spec((BATCH, STEPS, UNITS))], (BATCH, STEPS, INPUTS))  # fmt: skip
+    assert ("recurrent(" in import_tflite(data).module.astext()) == is_operator
+
+
 def test_single_step_lstm_matches_reference() -> None:
     table = ("LSTMOptions", {"FusedActivationFunction": 4, "KernelType": 0})
     states = {18: (BATCH, UNITS), 19: (BATCH, UNITS)}

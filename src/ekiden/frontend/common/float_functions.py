@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -249,3 +249,13 @@ def gelu(x: Expr, dtype: str, by_tanh: bool = False) -> Expr:
     else:
         inner = op.erf(op.multiply(x, const(0.5**0.5, dtype)))
     return op.multiply(op.multiply(const(0.5, dtype), x), op.add(const(1, dtype), inner))
+
+
+FUSED_ACTIVATIONS: Mapping[str, Callable[[Expr], Expr]] = {
+    "linear": lambda x: x,
+    "relu": op.nn.relu,
+    "relu_n1_to_1": lambda x: op.clip(x, -1.0, 1.0),
+    "relu6": relu6,
+    "tanh": op.tanh,
+}
+"""Activations that operators and cells apply to their results, by name."""

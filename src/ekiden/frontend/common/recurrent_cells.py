@@ -1,5 +1,5 @@
 """Cells of recurrent layers and their scan over time, for variants that nn.lstm, nn.gru and nn.rnn
-lack: projections, layer normalization, peepholes.
+lack: projections, layer normalization, products with quantised states.
 
     lstm   i, f, o = sigmoid(its gate),  g = a(its gate)
            c' = f c + i g, bounded,  h' = o a(c');  i is 1 - f where it has no gate
@@ -11,8 +11,7 @@ x is a product of the data, y one of the hidden state. What goes into a gate is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from ekiden.frontend.common.loop import Iteration, Loop, stack_slices
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import known_int
 
@@ -84,28 +83,6 @@ def lstm_step(
     )
 
 
-_RECURRENT_LAYERS: Mapping[str, Callable[..., Expr]] = {
-    "lstm": op.nn.lstm, "gru": op.nn.gru, "rnn": op.nn.rnn,
-}  # fmt: skip
-
-
-def emit_recurrent_layer(
-    kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
-) -> list[Expr]:  # fmt: skip
-    """Emit one direction of a layer by its operator; return the hidden states of all steps, then
-    each final state.
-
-    Args:
-        kind: "lstm", "gru" or "rnn".
-        data: [steps, batch, inputs].
-        weights: of the inputs and of the states [gates * hidden, ...], then perhaps biases of both;
-            gates in Relay's order.
-        options: what the operator takes by name.
-    """
-    outputs = _RECURRENT_LAYERS[kind](data, *weights, **options)
-    return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
-
-
 def gru_step(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
     """Compute the next hidden state of a GRU from the products of data and state for the gates r, z
     and n.
@@ -114,14 +91,6 @@ def gru_step(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
     new = op.tanh(op.add(data[2], op.multiply(reset, state[2])))
     # n + z (h - n) is (1 - z) n + z h with one multiplication less.
     return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
-
-
-def project_hidden(
-    hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0
-) -> Expr:
-    """Project a hidden state to fewer units (LSTM with projection)."""
-    projection = op.nn.dense(hidden, weight)
-    return clip_symmetric(projection if bias is None else op.add(projection, bias), bound)
 
 
 def normalize_last_axis(x: Expr) -> Expr:

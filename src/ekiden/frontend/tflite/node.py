@@ -7,12 +7,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ekiden.frontend.common import node as common
+from ekiden.frontend.common.float_functions import FUSED_ACTIVATIONS
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.load import NUMERIC_DTYPES, TENSOR_DTYPES, TfliteOperator, TfliteTensor
 from ekiden.ir.op import Array
-from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, known_int
@@ -100,12 +100,17 @@ class TfliteNode(common.AttributeNode):
         return tuple(known_int(shape[a]) for a in axes)
 
     @property
+    def activation_name(self) -> str:
+        """Return the name of the operator's fused activation in FUSED_ACTIVATIONS."""
+        kind = self.read_option("FusedActivationFunction")
+        if kind not in range(len(_ACTIVATION_NAMES)):
+            self.reject(f"the fused activation {kind} is not supported")
+        return _ACTIVATION_NAMES[kind]
+
+    @property
     def activation_function(self) -> Callable[[Expr], Expr]:
         """Return the function of the operator's fused activation."""
-        kind = self.read_option("FusedActivationFunction")
-        if kind not in _ACTIVATIONS:
-            self.reject(f"the fused activation {kind} is not supported")
-        return _ACTIVATIONS[kind]
+        return FUSED_ACTIVATIONS[self.activation_name]
 
     def apply_activation(self, expr: Expr) -> Expr:
         """Apply the operator's fused activation."""
@@ -122,13 +127,7 @@ _DISPLAY_NAMES = {
     "dims": "shape", "output_shape": "shape", "segments": "num_segments",
 }  # fmt: skip
 """TensorFlow's names of inputs -> what messages call them here."""
-_ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {
-    0: lambda x: x,
-    1: op.nn.relu,
-    2: lambda x: op.clip(x, -1.0, 1.0),
-    3: lambda x: op.clip(x, 0.0, 6.0),
-    4: op.tanh,
-}
+_ACTIVATION_NAMES = ("linear", "relu", "relu_n1_to_1", "relu6", "tanh")
 """ActivationFunctionType of the schema; SIGN_BIT has no kernel."""
 
 Converter: TypeAlias = Callable[[TfliteNode], Result]

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.recurrent_cells import emit_recurrent_layer
+from ekiden.frontend.common.recurrent_layer import RecurrentLayer, exchange_steps_and_batch
 from ekiden.frontend.common.value import Value, constant_value
 from ekiden.frontend.onnx.node import OnnxNode, OnnxRow
 from ekiden.ir.op import Array
@@ -152,7 +152,7 @@ def _initial_state(node: OnnxNode, index: int, direction: int, batch_first: bool
         return None
     # With layout 1 the initial states are [batch, directions, hidden].
     expr = node.expr(index)
-    return _take_direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
+    return _take_direction(exchange_steps_and_batch(expr) if batch_first else expr, direction)
 
 
 def _layer_options(
@@ -185,12 +185,12 @@ def _stack_directions(layers: Sequence[Sequence[Expr]], batch_first: bool) -> li
     # layout 1 moves the batch to the front: Y [batch, steps, directions, hidden].
     if not batch_first:
         return [stacked, *last]
-    return [op.transpose(stacked, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
+    return [op.transpose(stacked, (2, 0, 1, 3)), *map(exchange_steps_and_batch, last)]
 
 
 def _time_major_input(node: OnnxNode, batch_first: bool) -> Expr:
     """Emit input 0 with the steps first."""
-    return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
+    return exchange_steps_and_batch(node.expr(0)) if batch_first else node.expr(0)
 
 
 def _constrain_batch(node: OnnxNode, axis: int) -> None:
@@ -238,9 +238,8 @@ def _recurrent(node: OnnxNode) -> list[Expr]:
             options |= _int8_lstm_options(node, kind, direction, batch_first)
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
-        layer_outputs.append(
-            emit_recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
-        )
+        layer = RecurrentLayer(node.op_type.lower(), inputs, states, *biases, **options)
+        layer_outputs.append(layer.emit(node, data))
     return _stack_directions(
         [_zero_empty_states(node, data, outputs) for outputs in layer_outputs], batch_first
     )

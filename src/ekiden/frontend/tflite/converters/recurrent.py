@@ -1,5 +1,9 @@
 """Float recurrent layers: RNN, LSTM and SVDF, also with int8 weights (hybrid_quantization.py).
 
+A layer of float weights is described as other frontends describe theirs
+(common/recurrent_layer.py); one with quantised products, auxiliary data or layer normalization has
+steps of its own.
+
     RNN    h' = a(W x + A aux + R h + b)
     LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)
            c' = f c + i g, bounded,  h' = bounded(P (o a(c')) + q)
@@ -22,9 +26,12 @@ from ekiden.frontend.common.recurrent_cells import (
     lstm_step,
     normalize_last_axis,
 )
+from ekiden.frontend.common.recurrent_layer import RecurrentLayer
 from ekiden.frontend.tflite.converters import integer_recurrent as integers
 from ekiden.frontend.tflite.converters.recurrent_state import (
     read_optional_input,
+    read_state,
+    run_layer,
     run_steps,
     to_operator_order,
     to_time_major,
@@ -47,7 +54,38 @@ def _sum_present_terms(terms: Sequence[Expr | None]) -> Expr:
     return total
 
 
+def _are_float(node: TfliteNode, inputs: Sequence[int]) -> bool:
+    """Return whether all present ones of these inputs are float32."""
+    tensors = [node.ins[i] for i in inputs if node.optional_value(i) is not None]
+    return all(tensor is not None and tensor.dtype == "float32" for tensor in tensors)
+
+
 # RNN.
+
+
+def _run_rnn(
+    node: TfliteNode, data: Sequence[Expr], weights: Sequence[int], state: int,
+    backwards: bool = False,
+) -> Expr:  # fmt: skip
+    """Return the outputs [steps, batch, units] of an RNN over data [steps, batch, ...].
+
+    `weights` are the inputs that hold each operand's weights; those of the state and the bias lie
+    before the state.
+    """
+    state_weight, bias = state - 2, node.expr(state - 1)
+    if len(data) > 1 or not _are_float(node, [*weights, state_weight]):
+        step = _make_rnn_step(node, [*weights, state_weight], bias)
+        return run_steps(node, data, [state], step, backwards)
+    layer = RecurrentLayer(
+        "rnn",
+        node.expr(weights[0]),
+        node.expr(state_weight),
+        bias,
+        initial_h=node.scope.expr(read_state(node, state)),
+        activations=(node.activation_name,),
+        reverse=backwards,
+    )
+    return run_layer(node, layer, data[0], [state])
 
 
 def _make_rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> StepFunction:
@@ -71,14 +109,12 @@ def _make_rnn_step(node: TfliteNode, weights: Sequence[int], bias: Expr) -> Step
 
 def _rnn(node: TfliteNode) -> Expr:
     """Convert RNN (data [batch, inputs], weights, recurrent weights, bias, state)."""
-    step = _make_rnn_step(node, [1, 2], node.expr(3))
-    outputs = run_steps(node, [op.expand_dims(node.expr(0), 0)], [4], step)
+    outputs = _run_rnn(node, [op.expand_dims(node.expr(0), 0)], [1], 4)
     return op.squeeze(outputs, axis=[0])
 
 
 def _sequence_rnn(node: TfliteNode) -> Expr:
-    step = _make_rnn_step(node, [1, 2], node.expr(3))
-    return to_operator_order(node, run_steps(node, [to_time_major(node, 0)], [4], step))
+    return to_operator_order(node, _run_rnn(node, [to_time_major(node, 0)], [1], 4))
 
 
 def _bidirectional_rnn(node: TfliteNode) -> list[Expr]:
@@ -88,8 +124,7 @@ def _bidirectional_rnn(node: TfliteNode) -> list[Expr]:
     outputs = []
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
         data, weights = _direction_inputs(node, backwards, at, 9, beside)
-        step = _make_rnn_step(node, [*weights, at + 1], node.expr(at + 2))
-        outputs.append(to_operator_order(node, run_steps(node, data, [at + 3], step, backwards)))
+        outputs.append(to_operator_order(node, _run_rnn(node, data, weights, at + 3, backwards)))
     return _merge_outputs(node, outputs)
 
 
@@ -130,7 +165,54 @@ class _LstmLayout:
     auxiliary_input: int = -1
     layer_norm_weights: int = -1
 
-    def make_step(self, node: TfliteNode, count: int) -> StepFunction:
+    def run(self, node: TfliteNode, data: Sequence[Expr], backwards: bool = False) -> Expr:
+        """Return the outputs [steps, batch, units] of the cell over data [steps, batch, ...]."""
+        states = [self.output, self.output + 1]
+        norms = range(self.layer_norm_weights, self.layer_norm_weights + 4)
+        is_normalised = self.layer_norm_weights >= 0 and any(
+            node.optional_value(i) is not None for i in norms
+        )
+        weights = [*range(self.inputs, self.biases), self.projection]
+        if len(data) > 1 or is_normalised or not _are_float(node, weights):
+            return run_steps(node, data, states, self._make_step(node, len(data)), backwards)
+        return run_layer(node, self._read_layer(node, backwards), data[0], states)
+
+    def _read_layer(self, node: TfliteNode, backwards: bool) -> RecurrentLayer:
+        """Return the description of a cell with float weights."""
+        is_coupled = node.optional_value(self.inputs) is None
+        gates = range(int(is_coupled), 4)
+        weight_i, weight_h, bias = (
+            op.concatenate([node.expr(first + g) for g in gates], axis=0)
+            for first in (self.inputs, self.states, self.biases)
+        )
+        activation = node.activation_name
+        return RecurrentLayer(
+            "lstm",
+            weight_i,
+            weight_h,
+            bias,
+            initial_h=node.scope.expr(read_state(node, self.output)),
+            initial_c=node.scope.expr(read_state(node, self.output + 1)),
+            reverse=backwards,
+            activations=("sigmoid", activation, activation),
+            peephole=self._join_peepholes(node),
+            has_input_gate=not is_coupled,
+            cell_clip=float(node.read_option("CellClip")),
+            projection=read_optional_input(node, self.projection),
+            projection_bias=read_optional_input(node, self.projection + 1),
+            projection_clip=float(node.read_option("ProjClip")),
+        )
+
+    def _join_peepholes(self, node: TfliteNode) -> Expr | None:
+        """Return the peephole weights of i, f and o as [3 * units], zeros for an absent gate."""
+        weights = [read_optional_input(node, self.peepholes + gate) for gate in range(3)]
+        present = [weight for weight in weights if weight is not None]
+        if not present:
+            return None
+        zeros = op.zeros_like(present[0])
+        return op.concatenate([zeros if w is None else w for w in weights], axis=0)
+
+    def _make_step(self, node: TfliteNode, count: int) -> StepFunction:
         """Return the step function of a cell with `count` data inputs."""
         makers = [self._gate_builder(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.read_option(n)) for n in ("CellClip", "ProjClip"))
@@ -199,31 +281,22 @@ _BACKWARD_LAYOUT = _LstmLayout(18, 22, 26, 29, 33, 37, auxiliary_input=44)
 
 
 def _sequence_lstm(node: TfliteNode) -> Expr:
-    states = [_UNIDIRECTIONAL.output, _UNIDIRECTIONAL.output + 1]
-    return to_operator_order(
-        node, run_steps(node, [to_time_major(node, 0)], states, _UNIDIRECTIONAL.make_step(node, 1))
-    )
+    return to_operator_order(node, _UNIDIRECTIONAL.run(node, [to_time_major(node, 0)]))
 
 
 def _bidirectional_lstm(node: TfliteNode) -> list[Expr]:
     outputs = []
     for cell in (_FORWARD_LAYOUT, _BACKWARD_LAYOUT):
         backwards = cell is _BACKWARD_LAYOUT
-        data, weights = _direction_inputs(
-            node, backwards, cell.inputs + 1, 39, cell.auxiliary_input + 1
-        )
-        step = cell.make_step(node, len(weights))
-        states = [cell.output, cell.output + 1]
-        outputs.append(to_operator_order(node, run_steps(node, data, states, step, backwards)))
+        data, _ = _direction_inputs(node, backwards, cell.inputs + 1, 39, cell.auxiliary_input + 1)
+        outputs.append(to_operator_order(node, cell.run(node, data, backwards)))
     return _merge_outputs(node, outputs)
 
 
 def _lstm(node: TfliteNode) -> list[Expr] | Expr:
     if node.read_option("KernelType"):
         return _basic_lstm(node)
-    outputs = run_steps(
-        node, [op.expand_dims(node.expr(0), 0)], [18, 19], _UNIDIRECTIONAL.make_step(node, 1)
-    )
+    outputs = _UNIDIRECTIONAL.run(node, [op.expand_dims(node.expr(0), 0)])
     return op.squeeze(outputs, axis=[0])
 
 

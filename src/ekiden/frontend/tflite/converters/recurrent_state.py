@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.recurrent_cells import StepFunction, scan_steps
+from ekiden.frontend.common.recurrent_layer import RecurrentLayer, exchange_steps_and_batch
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import TfliteNode
 from ekiden.relay import op
@@ -45,15 +46,24 @@ def run_steps(
     return every
 
 
+def run_layer(node: TfliteNode, layer: RecurrentLayer, data: Expr, states: Sequence[int]) -> Expr:
+    """Emit a layer that begins with state tensors; return the outputs [steps, ...] and assign the
+    states.
+    """
+    every, *ends = layer.emit(node, data)
+    for index, end in zip(states, ends, strict=True):
+        assign_state(node, index, node.bind_shared(end))
+    return every
+
+
 def to_time_major(node: TfliteNode, index: int) -> Expr:
     """Return an input [time, batch, features]."""
-    is_first = bool(node.read_option("TimeMajor"))
-    return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
+    return to_operator_order(node, node.expr(index))
 
 
 def to_operator_order(node: TfliteNode, outputs: Expr) -> Expr:
-    """Transpose time-major outputs to the operator's order."""
-    return outputs if node.read_option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
+    """Transpose time-major outputs to the operator's order, or back."""
+    return outputs if node.read_option("TimeMajor") else exchange_steps_and_batch(outputs)
 
 
 def read_optional_input(node: TfliteNode, index: int) -> Expr | None:
