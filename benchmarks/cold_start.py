@@ -320,14 +320,17 @@ def render_page(machine: str, threads: int, table: Mapping[str, Mapping[str, Fig
     def render_row(model: str) -> str:
         """Format a row of the page."""
         by_engine = table[model]
-        own = by_engine["quick"]
+        ekiden_figures = by_engine["quick"]
         cells = [
             f"{by_engine[name][what]:.2f}" if name in by_engine else "does not run"
             for what in ("first", "process")
             for name in engines
         ]
-        cells += [f"{own['ms'] / own['early_ms']:.2f}", f"{own['full']:.1f}"]
-        cells += [f"{own['second']:.2f}", f"{own['peak_mb']:.0f}"]
+        cells += [
+            f"{ekiden_figures['ms'] / ekiden_figures['early_ms']:.2f}",
+            f"{ekiden_figures['full']:.1f}",
+        ]
+        cells += [f"{ekiden_figures['second']:.2f}", f"{ekiden_figures['peak_mb']:.0f}"]
         return f"| {model} | {' | '.join(cells)} |"
 
     measured = [model for model in table if "ms" in table[model].get("quick", {})]

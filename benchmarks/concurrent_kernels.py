@@ -87,12 +87,12 @@ def concurrent_latencies(exe: Executable, callers: int) -> np.ndarray:
     samples: list[float] = []
 
     def call() -> None:
-        own = []
+        ekiden_times = []
         for _ in range(CALLS_PER_CALLER):
             start = time.perf_counter()
             exe(*inputs)
-            own.append((time.perf_counter() - start) * 1e6)
-        samples.extend(own)
+            ekiden_times.append((time.perf_counter() - start) * 1e6)
+        samples.extend(ekiden_times)
 
     threads = [threading.Thread(target=call) for _ in range(callers)]
     for thread in threads:

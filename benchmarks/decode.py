@@ -403,8 +403,8 @@ def main() -> None:
     columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
     print(f"{'':<28}{'threads':>8}{prompts}{columns}{'ratio':>8}{'MB':>10}{'read':>8}")
     for threads in options.threads:
-        own = [sys.executable, __file__, "--threads", str(threads), *["--cpu"] * options.cpu]
-        reader = EngineProcess("memory", [*own, "--work", "--memory"])
+        command = [sys.executable, __file__, "--threads", str(threads), *["--cpu"] * options.cpu]
+        reader = EngineProcess("memory", [*command, "--work", "--memory"])
         workers = start_workers(options, threads)
         measure_interleaved([reader, *workers], options.rounds, options.prompts)
         bandwidth = reader.read_bandwidth(BANDWIDTH_READ_BYTES)

@@ -200,10 +200,12 @@ class _TorchTreeLstm:
         inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
 
         def visit(root: TreeNode) -> ForeignModule:
-            own = slice(root.word, root.word + 1)
+            word_slice = slice(root.word, root.word + 1)
             if not root.children:
-                return self.compute_leaf(inputs[own])
-            return self.step(inputs[own], keeps[own], *self.concat_child_states(root, visit))
+                return self.compute_leaf(inputs[word_slice])
+            return self.step(
+                inputs[word_slice], keeps[word_slice], *self.concat_child_states(root, visit)
+            )
 
         return [state.numpy() for state in visit(random_tree(leaves))]
 

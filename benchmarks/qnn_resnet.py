@@ -207,11 +207,11 @@ class QdqLayerBuilder:
 def build_programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
     """Return the network in `qnn` and imported from ONNX, on inputs of this shape (n, 3, h, w)."""
     data = relay.var("data", shape=tuple(shape), dtype="uint8")
-    own = IRModule.from_expr(relay.Function([data], build_resnet18(QnnLayerBuilder(), data)))
+    module = IRModule.from_expr(relay.Function([data], build_resnet18(QnnLayerBuilder(), data)))
     imported, _ = relay.frontend.from_onnx(
         QdqLayerBuilder().make_model(shape), {"data": tuple(shape)}
     )
-    return own, imported
+    return module, imported
 
 
 def interleaved_cpu_times(
@@ -247,11 +247,11 @@ def main() -> None:
     if steps.max() > 1:
         raise SystemExit("the results differ by more than a step")
     spent = interleaved_cpu_times(compiled, data, options.rounds)
-    own, onnx_time = spent.min(0)
+    ekiden_time, onnx_time = spent.min(0)
     ratio = np.median(spent[:, 0] / spent[:, 1])
     print(
-        f"qnn {own * 1e3:.2f} ms, ONNX {onnx_time * 1e3:.2f} ms: {own / onnx_time:.3f}, "
-        f"median {ratio:.3f}"
+        f"qnn {ekiden_time * 1e3:.2f} ms, ONNX {onnx_time * 1e3:.2f} ms: "
+        f"{ekiden_time / onnx_time:.3f}, median {ratio:.3f}"
     )
 
 

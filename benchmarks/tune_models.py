@@ -85,10 +85,10 @@ def tune_each_kernel(session: Session, trials: int) -> None:
     heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
     states = []
     for task in heaviest:
-        own = Session([task], session.records, session.measurer, session.search)
-        own.run(trials)
-        states += own.states
-        print(f"  {format_kernel(own.states[0])}", flush=True)
+        task_session = Session([task], session.records, session.measurer, session.search)
+        task_session.run(trials)
+        states += task_session.states
+        print(f"  {format_kernel(task_session.states[0])}", flush=True)
     session.states = states
 
 

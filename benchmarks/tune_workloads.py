@@ -58,22 +58,26 @@ def make_torch_call(
     assert w is not None
     moved = x.movedim(-1, 1)
     if name == "C1D":
-        own = w.permute(2, 1, 0).contiguous()
-        return lambda: f.conv1d(moved, own, stride=2, padding=1)
+        channels_last_weight = w.permute(2, 1, 0).contiguous()
+        return lambda: f.conv1d(moved, channels_last_weight, stride=2, padding=1)
     if name == "C3D":
-        own = w.permute(4, 3, 0, 1, 2).contiguous(memory_format=torch.channels_last_3d)
-        return lambda: f.conv3d(moved, own, stride=2, padding=3)
+        channels_last_weight = w.permute(4, 3, 0, 1, 2).contiguous(
+            memory_format=torch.channels_last_3d
+        )
+        return lambda: f.conv3d(moved, channels_last_weight, stride=2, padding=3)
     if name == "DEP":
-        own = w.permute(2, 0, 1)[:, None].contiguous(memory_format=torch.channels_last)
-        return lambda: f.conv2d(moved, own, padding=1, groups=32)
+        channels_last_weight = w.permute(2, 0, 1)[:, None].contiguous(
+            memory_format=torch.channels_last
+        )
+        return lambda: f.conv2d(moved, channels_last_weight, padding=1, groups=32)
     if name == "T2D":
-        own = w.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
-        return lambda: f.conv_transpose2d(moved, own, stride=2, padding=1)
-    own = w.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        channels_last_weight = w.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+        return lambda: f.conv_transpose2d(moved, channels_last_weight, stride=2, padding=1)
+    channels_last_weight = w.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
     stride, padding, dilation, groups = {
         "C2D": (2, 3, 1, 1), "DIL": (2, 3, 2, 1), "GRP": (2, 1, 1, 4),
     }[name]  # fmt: skip
-    return lambda: f.conv2d(moved, own, None, stride, padding, dilation, groups)
+    return lambda: f.conv2d(moved, channels_last_weight, None, stride, padding, dilation, groups)
 
 
 def make_onnxruntime_call(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:

@@ -202,10 +202,10 @@ def print_web_table(folder: Path, options: argparse.Namespace) -> None:
         print(f"{host}: {mean:.2f} times onnxruntime-web, geometric mean of {len(ratios[host])}")
 
 
-def _print_row(name: str, host: str, own: Row, ort_median: float) -> None:
+def _print_row(name: str, host: str, row: Row, ort_median: float) -> None:
     """Print a row."""
-    ratio = ort_median / own["median"]
-    numbers = f"{own['median']:10.2f} {ort_median:10.2f} {ratio:6.2f} {own['difference']:11.1e}"
+    ratio = ort_median / row["median"]
+    numbers = f"{row['median']:10.2f} {ort_median:10.2f} {ratio:6.2f} {row['difference']:11.1e}"
     print(f"{name:24} {host:9} {numbers}", flush=True)
 
 

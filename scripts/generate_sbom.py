@@ -79,19 +79,19 @@ def cyclonedx_bom(
     }
     for key in sorted(optional.keys() - components_by_name.keys()):
         components_by_name[key] = (optional[key], "optional")
-    own = f"pkg:pypi/{name}@{package_version()}"
+    package_url = f"pkg:pypi/{name}@{package_version()}"
     components = [
         _dependency_component(key, *components_by_name[key]) for key in sorted(components_by_name)
     ]
     components += [_bundled_component(key, number) for key, number in built_in.items()]
     about = {
         "type": "library",
-        "bom-ref": own,
+        "bom-ref": package_url,
         "name": name,
         "version": package_version(),
         "description": description,
         "licenses": [{"license": {"id": "Apache-2.0"}}],
-        "purl": own,
+        "purl": package_url,
     }
     required = [
         f"pkg:pypi/{key}"
@@ -105,7 +105,7 @@ def cyclonedx_bom(
         "version": 1,
         "metadata": {"component": about},
         "components": components,
-        "dependencies": [{"ref": own, "dependsOn": required}],
+        "dependencies": [{"ref": package_url, "dependsOn": required}],
     }
 
 

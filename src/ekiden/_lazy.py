@@ -153,33 +153,41 @@ def attach(
     register_deferred_modules(
         [rest] if rest else [module for module, _ in targets.values()] if registers else []
     )
-    own = sys.modules[package]
+    package_module = sys.modules[package]
 
     def load_name(name: str) -> object:
         """Load the value of a name, and store it in the package unless it is a submodule."""
         if name in targets:
             module, attribute = targets[name]
             value: object = load_module(module)
-            value = vars(own)[name] = getattr(value, attribute) if attribute else value
+            value = vars(package_module)[name] = getattr(value, attribute) if attribute else value
             return value
         is_special = name.startswith("__")
-        if not is_special and hasattr(own, "__path__") and find_spec(f"{package}.{name}"):
+        if (
+            not is_special
+            and hasattr(package_module, "__path__")
+            and find_spec(f"{package}.{name}")
+        ):
             return load_module(f"{package}.{name}")
         if not rest or (is_special and name != "__all__"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         source = load_module(rest)
-        if "__all__" not in vars(own):  # all at once: looking for a module takes 30 us a name
+        if "__all__" not in vars(
+            package_module
+        ):  # all at once: looking for a module takes 30 us a name
             loaded = {
                 name_there: vars(source)[name_there]
                 for name_there in source.__all__
                 if name_there in vars(source)
             }
-            vars(own).update(loaded, __all__=source.__all__)
+            vars(package_module).update(loaded, __all__=source.__all__)
         return getattr(source, name)
 
     def list_names() -> list[str]:
         """Return all names, loaded or not."""
-        return sorted({*vars(own), *targets, *(load_module(rest).__all__ if rest else ())})
+        return sorted(
+            {*vars(package_module), *targets, *(load_module(rest).__all__ if rest else ())}
+        )
 
     return load_name, list_names
 

@@ -99,9 +99,9 @@ def _time_region(
     engine_module = IRModule(
         {name: region, GlobalVar("main"): Function(params, Call(name, params))}
     )
-    own = inline_regions(engine_module, {name})
+    inlined_module = inline_regions(engine_module, {name})
     try:
-        runs = [compile(candidate) for candidate in (engine_module, own)]
+        runs = [compile(candidate) for candidate in (engine_module, inlined_module)]
         engine_seconds, ekiden_seconds = min_times_interleaved(
             [partial(run, feed) for run in runs], MIN_REGION_TIMING_S
         )

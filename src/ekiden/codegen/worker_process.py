@@ -91,8 +91,8 @@ class _ForkServerHandle:
         if not hasattr(os, "fork"):
             raise OSError("this system cannot fork")
         # SOCK_SEQPACKET keeps one request, with its descriptors, in one datagram.
-        own, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with own, server_end:
+        client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with client_end, server_end:
             self._process = subprocess.Popen(
                 python_subprocess_command(_SERVER_COMMAND, str(server_end.fileno())),
                 stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ class _ForkServerHandle:
                 pass_fds=(server_end.fileno(),),
                 start_new_session=True,  # the terminal's signals are for the program
             )
-            self._socket = socket.socket(fileno=own.detach())
+            self._socket = socket.socket(fileno=client_end.detach())
 
     def send_request(self, modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         """Have modules imported, or a worker made. Raises OSError where the server has ended."""
@@ -194,8 +194,8 @@ class WorkerProcess:
     def __init__(self) -> None:
         """Ask for a fork of the server. Raises OSError where no process can be started."""
         with ExitStack() as undo:
-            own, worker_end = socket.socketpair()
-            undo.callback(own.close)
+            parent_end, worker_end = socket.socketpair()
+            undo.callback(parent_end.close)
             # The worker is the server's child, so its exit status arrives through a pipe instead of
             # waitpid.
             exit_code, exit_code_writer = os.pipe()
@@ -220,7 +220,7 @@ class WorkerProcess:
                 os.close(alive_reader)
             # From here on the object owns the descriptors, and close() gives them back.
             self._undo = undo.pop_all()
-        self._connection = worker_loop.FrameConnection(own)
+        self._connection = worker_loop.FrameConnection(parent_end)
         self._exit_code = exit_code
         self.pid: int | None = None
         """Process id; None before it has started."""

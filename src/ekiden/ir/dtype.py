@@ -89,8 +89,8 @@ def scalable_lanes(factor: int) -> str:
 def canonical_dtype(dtype: str) -> str:
     """Canonicalize a dtype name: TVM's "uint1" becomes "bool", "float" becomes "float32"."""
     kind = element_dtype(dtype)
-    own = TVM_DTYPE_ALIASES.get(kind)
-    return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
+    tvm_alias = TVM_DTYPE_ALIASES.get(kind)
+    return dtype if tvm_alias is None else f"{tvm_alias}{dtype.removeprefix(kind)}"
 
 
 @cache

@@ -160,10 +160,10 @@ def _type_key_chain(cls: type) -> list[str]:
 
 
 def _own_type_key(cls: type) -> str:
-    own = getattr(cls, "type_key", "")
+    type_key = getattr(cls, "type_key", "")
     # An abstract class inherits `type_key` from a registered base: that key is not its own.
-    is_own = NODE_TYPES.has(own) and NODE_TYPES[own] is cls
-    return own if is_own else f"{cls.__module__.split('.')[1]}.{cls.__name__}"
+    is_own = NODE_TYPES.has(type_key) and NODE_TYPES[type_key] is cls
+    return type_key if is_own else f"{cls.__module__.split('.')[1]}.{cls.__name__}"
 
 
 NODE_KEYS: dict[type, str] = {}

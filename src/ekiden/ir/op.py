@@ -423,12 +423,12 @@ def _replace_definition(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - 
     OPS[op_name] = replace(OPS[op_name], **fields)
 
 
-def _wrap_user_relation(own: TypeRelationFunc) -> TypeRelationFunc:
+def _wrap_user_relation(user_relation: TypeRelationFunc) -> TypeRelationFunc:
     """Wrap a user's type relation so that it does not see named dimensions."""
 
     def relation_with_named_dims(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Return the result type with the call's named dimensions in place of the unknown ones."""
-        result = own(types, unwrap_user_attrs(attrs))
+        result = user_relation(types, unwrap_user_attrs(attrs))
         named = isinstance(attrs, NamedDimsAttrs) and result is not None
         return substitute_unknown_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
 

@@ -252,9 +252,9 @@ class ExprInterner:
         if id(expr) not in interned:
             for node in unvisited_post_order((expr,), interned):
                 inside = [interned[id(c)][0] for c in children(node)]
-                own = (id(node),) if isinstance(node, Var) else literal_fields(node)
+                node_key = (id(node),) if isinstance(node, Var) else literal_fields(node)
                 # Children count by identity: they are interned before, so that one level is enough.
-                row = (type(node), *own, *map(id, inside))
+                row = (type(node), *node_key, *map(id, inside))
                 if row not in rows:
                     rows[row] = rebuild(node, inside) if inside else node
                 interned[id(node)] = rows[row], node

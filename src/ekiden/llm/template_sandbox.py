@@ -213,6 +213,7 @@ def _charged(function: Callable[..., Any], cost: Cost) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Charge the cost to the current render's budget, run the function, charge its result."""
         budget = _BUDGET.get()
         cost(budget, args[first], [*args[first + 1 :], *kwargs.values()])
         result = function(*args, **kwargs)
@@ -287,6 +288,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def charged(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+            """Charge the formatted length before `str.format` runs, then that of its result."""
             budget = _BUDGET.get()
             charge_format_method(budget, text, [*args, *kwargs.values()])
             return str(budget.charge_value(function(*args, **kwargs)))

@@ -76,15 +76,15 @@ class CallGraph:
             # A cycle in the call graph is recursion, which no static bound covers.
             if name in above:
                 raise ExportError(f"footprint: {name} calls itself: its stack has no bound")
-            own = self.frame_bytes.get(name)
-            if own is None:
+            frame_bytes = self.frame_bytes.get(name)
+            if frame_bytes is None:
                 beyond[name] = None
             if name not in totals:
                 inside = (
                     stack_below(callee, (*above, name)) for callee in self.callees.get(name, ())
                 )
                 # Only one callee is active at a time: the deepest one counts, not their sum.
-                totals[name] = (own or 0) + max(inside, default=0)
+                totals[name] = (frame_bytes or 0) + max(inside, default=0)
             return totals[name]
 
         return stack_below(entry, ()), tuple(sorted(beyond)) if entry in self.frame_bytes else ()

@@ -351,17 +351,17 @@ class Interpreter:
             raise InputError(f"call: expected {len(params)} arguments, got {len(args)}")
         outer = closure.frame
         frame = ActivationFrame(dict(zip(params, args, strict=True)), outer)
-        own: Symbols = {}
+        symbols: Symbols = {}
         for p, a in zip(params, args, strict=True):
             # Named dimensions are bound anew in each call: recursive functions see other sizes in
             # each.
             if p.type_annotation is not None:
-                bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
-        if own or caller.symbols or (outer is not None and outer.symbols):
+                bind_symbols(p.type_annotation, a, symbols, f"%{p.name_hint}")
+        if symbols or caller.symbols or (outer is not None and outer.symbols):
             around = outer.symbols if outer is not None else {}
             # Sizes that the caller bound within its own body are not visible to the callee.
             passed = {s: n for s, n in caller.symbols.items() if s not in caller.bound_symbols}
-            frame.symbols = {**passed, **around, **own}
+            frame.symbols = {**passed, **around, **symbols}
         return frame
 
     def _eval_let(self, let: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:

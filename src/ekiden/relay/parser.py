@@ -543,10 +543,10 @@ class _RelayParser(DeclarationParser):
         self.expect("(")
         cond = yield self.parse_infix()
         self.expect(")")
-        yes = yield self._parse_braces()
+        true_value = yield self._parse_braces()
         self.expect("else")
-        no = yield self._parse_braces()
-        return If(cond, yes, no, span=self.span(start.at))
+        false_value = yield self._parse_braces()
+        return If(cond, true_value, false_value, span=self.span(start.at))
 
     def _parse_match(self, start: LexerToken) -> Steps:
         self.expect("(")

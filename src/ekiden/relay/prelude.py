@@ -172,8 +172,12 @@ class Prelude:
         """Return the name for a shape: `tensor_take` of float32, (2, ?) is
         `tensor_take_float32_2_any`.
         """
-        own = static_shape_name(dtype, shape)
-        return f"static_tensor_{own}_t" if canonical == "tensor_t" else f"{canonical}_{own}"
+        shape_name = static_shape_name(dtype, shape)
+        return (
+            f"static_tensor_{shape_name}_t"
+            if canonical == "tensor_t"
+            else f"{canonical}_{shape_name}"
+        )
 
     def get_global_var_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalVar:
         """Return a function on static tensor arrays that StaticTensorArrayOps registered."""

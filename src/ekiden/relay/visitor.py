@@ -213,10 +213,10 @@ class ExprMutator:
         memo = self.memo
         for expr in post_order_after(root, memo, self.into_functions):
             new = [memo[c] for c in self._unvisited_children(expr, root)]
-            own = self._own.get(type(expr))
+            handler = self._own.get(type(expr))
             memo[expr] = (
-                own(expr, new)
-                if own is not None
+                handler(expr, new)
+                if handler is not None
                 else self.rewrite(expr, rebuild(expr, new) if new else expr)
             )
         return memo[root]

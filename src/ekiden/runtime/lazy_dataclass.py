@@ -201,21 +201,23 @@ def apply_dataclass(
     """Return the class as `dataclasses.dataclass` of the same arguments would; it knows no
     `InitVar`.
     """
-    own = frozenset(vars(cls))
-    has_hash = "__hash__" in own and not (vars(cls)["__hash__"] is None and "__eq__" in own)
+    class_fields = frozenset(vars(cls))
+    has_hash = "__hash__" in class_fields and not (
+        vars(cls)["__hash__"] is None and "__eq__" in class_fields
+    )
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # dataclasses would write the signature, which takes as long
     defaults = read_declared_defaults(cls)
     done = (_recreate_with_slots if slots else _restore_field_defaults)(cls, defaults)
     LazyFields(done, defaults, kw_only)
     done.__replace__ = dataclasses.replace  # type: ignore[attr-defined]  # copy.replace, from 3.13
-    if "__match_args__" not in own:
+    if "__match_args__" not in class_fields:
         LazyAttribute(done, "__match_args__", _match_args)
-    if init and "__init__" not in own:
+    if init and "__init__" not in class_fields:
         LazyAttribute(done, "__init__", _compile_frozen_init if frozen else _compile_init)
-    if repr and "__repr__" not in own:
+    if repr and "__repr__" not in class_fields:
         done.__repr__ = dataclass_repr  # type: ignore[method-assign]
-    if eq and "__eq__" not in own:
+    if eq and "__eq__" not in class_fields:
         LazyAttribute(done, "__eq__", _compile_eq)
     # As dataclasses define it: mutable classes with __eq__ are unhashable.
     if eq and frozen and not has_hash:
@@ -223,7 +225,7 @@ def apply_dataclass(
     elif eq and not has_hash:
         done.__hash__ = None  # type: ignore[assignment]
     for name, method in _FROZEN_METHODS.items() if frozen else ():
-        if name not in own and getattr(done, name, None) is not method:
+        if name not in class_fields and getattr(done, name, None) is not method:
             setattr(done, name, method)
     return done
 

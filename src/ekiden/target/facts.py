@@ -139,9 +139,11 @@ def resolve_facts(options: OptionValues, base_cores: int | None = None) -> dict[
     requested = _parse_features(options.get("mattr", ()), arch)
     features = tuple(dict.fromkeys((*machine.features, *requested)))
     present = all_features(arch, machine.processor, features)
-    own, registers = vector_registers(arch, present)
-    bits = _parse_number("vector-bits", options, own, minimum=8)
-    _check_vector_width(bits, own, machine.processor, is_scalable=arch == RISCV and "v" in present)
+    vector_bits, registers = vector_registers(arch, present)
+    bits = _parse_number("vector-bits", options, vector_bits, minimum=8)
+    _check_vector_width(
+        bits, vector_bits, machine.processor, is_scalable=arch == RISCV and "v" in present
+    )
     core = machine.core
     loads = _parse_number("loads", options, operations_per_cycle(core.loads, bits))
     return {

@@ -567,8 +567,8 @@ def _fields_from_config(config: Config) -> dict[str, Any]:
 
 def _all_keys(kind: TargetKind, options: Mapping[str, Any]) -> tuple[str, ...]:
     device = options.get("device")
-    own = (device,) if device else ()
-    return tuple(dict.fromkeys((*options.get("keys", ()), *own, *kind.default_keys)))
+    device_tag = (device,) if device else ()
+    return tuple(dict.fromkeys((*options.get("keys", ()), *device_tag, *kind.default_keys)))
 
 
 def _device_options(kind: TargetKind, specified: Mapping[str, object]) -> dict[str, object]:

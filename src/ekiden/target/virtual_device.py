@@ -408,9 +408,11 @@ def _device_target_pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequ
     variants = [t for t in parsed.values() if t.kind.is_cpu]
     for entry in given_all:
         if is_target(entry):
-            own = parsed[id(entry)]
-            virtual = HOST if own.kind.is_cpu else VirtualDevice(own.kind.device_type)
-            yield virtual, variants if own.kind.is_cpu else (own,)
+            parsed_device = parsed[id(entry)]
+            virtual = (
+                HOST if parsed_device.kind.is_cpu else VirtualDevice(parsed_device.kind.device_type)
+            )
+            yield virtual, variants if parsed_device.kind.is_cpu else (parsed_device,)
         elif isinstance(entry, (Device, VirtualDevice)):
             yield virtual_device(entry), ()
         else:

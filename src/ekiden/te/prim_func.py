@@ -106,10 +106,10 @@ def create_stage_nest(op: ComputeOp, outputs: Sequence[Tensor], buffers: TensorB
     iters = (*op.axis, *(IterVar(v, r.extent, IterKind.REDUCE) for v, r in domains))
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
-    own = isinstance(first, Reduce) and not first.kind
+    is_sum = isinstance(first, Reduce) and not first.kind
     declared = op.attrs.get(BLOCK_ANNOTATIONS_ATTR, {})
     assert isinstance(declared, Mapping)
-    notes = {**declared, COMBINE_ANNOTATION: 1} if own else dict(declared) or None
+    notes = {**declared, COMBINE_ANNOTATION: 1} if is_sum else dict(declared) or None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)

@@ -271,15 +271,15 @@ def block_regions(block: Block) -> tuple[list[BufferRegion], list[BufferRegion]]
     """
     reads: dict[Buffer, list[Access]] = {}
     writes: dict[Buffer, list[Access]] = {}
-    own: set[Buffer] = set()
+    allocated: set[Buffer] = set()
     for root in (block.body,) if block.init is None else (block.init, block.body):
-        own.update(_allocated_buffers(root))
+        allocated.update(_allocated_buffers(root))
         for buffer, access in iter_accesses(root):
             (writes if access.is_store else reads).setdefault(buffer, []).append(access)
-    hidden = own | (set(writes) if block.init is not None else set())
+    hidden = allocated | (set(writes) if block.init is not None else set())
     return (
         [BufferRegion(b, _accessed_box(b, a)) for b, a in reads.items() if b not in hidden],
-        [BufferRegion(b, _accessed_box(b, a)) for b, a in writes.items() if b not in own],
+        [BufferRegion(b, _accessed_box(b, a)) for b, a in writes.items() if b not in allocated],
     )
 
 

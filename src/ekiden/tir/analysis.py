@@ -115,12 +115,14 @@ def _stmt_flops(root: Stmt) -> float:
             stack.append((s, True))
             stack.extend((child, False) for child in sub_statements(s))
             continue
-        own = sum(_count_arithmetic_ops(e) for e in _stored_values(s))
+        num_operations = sum(_count_arithmetic_ops(e) for e in _stored_values(s))
         inside = [flops_by_stmt[id(child)] for child in sub_statements(s)]
         if isinstance(s, For):
             flops_by_stmt[id(s)] = _max_trip_count(s, analyzer) * sum(inside)
         else:
-            flops_by_stmt[id(s)] = own + (max(inside) if isinstance(s, IfThenElse) else sum(inside))
+            flops_by_stmt[id(s)] = num_operations + (
+                max(inside) if isinstance(s, IfThenElse) else sum(inside)
+            )
     return flops_by_stmt[id(root)]
 
 
@@ -176,13 +178,13 @@ def _find_side_effect(func: PrimFunc) -> str:
     """Return the first side effect of a function that is visible outside, as text, or ""
     for none.
     """
-    own: set[Buffer] = set()
+    allocated: set[Buffer] = set()
     stack: list[Stmt] = [func.body]
     while stack:
         s = stack.pop()
-        if isinstance(s, Allocate) or (isinstance(s, DeclBuffer) and s.source in own):
-            own.add(s.buffer)
-        elif isinstance(s, BufferStore) and s.buffer not in own:
+        if isinstance(s, Allocate) or (isinstance(s, DeclBuffer) and s.source in allocated):
+            allocated.add(s.buffer)
+        elif isinstance(s, BufferStore) and s.buffer not in allocated:
             return f"writes into {s.buffer.name!r}"
         for e in post_order(*stmt_exprs(s)):
             if (

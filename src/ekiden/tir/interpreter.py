@@ -349,9 +349,9 @@ class _PythonEmitter:
     def emit_masked_select(self, e: Intrinsic, mask: str) -> str:
         """Return a per-lane conditional: each side is evaluated only in the lanes that chose it."""
         masked = _MaskedExprEmitter(self)
-        yes = masked.emit_masked(e.args[1], mask)
-        no = masked.emit_masked(e.args[2], f"np.logical_not({mask})")
-        return f"np.where({mask}, {yes}, {no})"
+        true_value = masked.emit_masked(e.args[1], mask)
+        false_value = masked.emit_masked(e.args[2], f"np.logical_not({mask})")
+        return f"np.where({mask}, {true_value}, {false_value})"
 
 
 class _MaskedExprEmitter:
@@ -375,9 +375,9 @@ class _MaskedExprEmitter:
                 and dt.lanes(sub_expr.args[0].dtype) > 1
             ):
                 both_masks = f"({mask} & {x[0]})"
-                yes = self.emit_masked(sub_expr.args[1], both_masks)
-                no = self.emit_masked(sub_expr.args[2], f"({mask} & ~{x[0]})")
-                text_by_id[id(sub_expr)] = f"np.where({x[0]}, {yes}, {no})"
+                true_value = self.emit_masked(sub_expr.args[1], both_masks)
+                false_value = self.emit_masked(sub_expr.args[2], f"({mask} & ~{x[0]})")
+                text_by_id[id(sub_expr)] = f"np.where({x[0]}, {true_value}, {false_value})"
             else:
                 text_by_id[id(sub_expr)] = self._source.emit_node(sub_expr, x)
         return text_by_id[id(e)]

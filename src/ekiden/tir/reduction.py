@@ -186,13 +186,16 @@ def _match_operator_reduction(
             return None
         op, term = update
         begin, dtype = starts[buffer].value, buffer.dtype
-        own, var = BufferLoad(buffer, store.indices, dtype), Var(f"{buffer.name}_term", dtype)
+        current_value, var = (
+            BufferLoad(buffer, store.indices, dtype),
+            Var(f"{buffer.name}_term", dtype),
+        )
         # min, max, and, or are idempotent: starting every partial result with the initial value
         # changes nothing. Sums and products must count it once, so their partial results start with
         # the identity element.
         neutral.append(const(_IDENTITY_ELEMENTS[op], dtype) if op in _IDENTITY_ELEMENTS else begin)
         terms.append((var, term))
-        combination.append(store.with_fields(value=op(own, var, dtype)))
+        combination.append(store.with_fields(value=op(current_value, var, dtype)))
     initial = tuple(starts[b].value for b in updates)
     is_neutral = all(
         a is b or (is_const(a) and is_same_expr(a, b))

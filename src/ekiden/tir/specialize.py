@@ -40,18 +40,18 @@ def specialized(func: PrimFunc, param_map: Mapping[Buffer | Var, Buffer | ExprLi
 
 
 def _match_buffer_shape(
-    func: PrimFunc, own: Buffer, target: Buffer, values: dict[Var, PrimExpr]
+    func: PrimFunc, param_buffer: Buffer, target: Buffer, values: dict[Var, PrimExpr]
 ) -> None:
     """Record the values of a parameter's size variables in a target buffer."""
-    subject = f"specialize {func.name!r}: buffer {own.name!r}"
-    if own not in func.buffers:
+    subject = f"specialize {func.name!r}: buffer {param_buffer.name!r}"
+    if param_buffer not in func.buffers:
         raise ValueError(f"{subject} is no parameter")
-    if own.dtype != target.dtype or len(own.shape) != len(target.shape):
-        raise ValueError(f"{subject} is of {own.dtype} and {len(own.shape)} axes")
-    pairs = list(zip(own.shape, target.shape, strict=True))
-    pairs += zip(own.strides, target.strides, strict=False)
-    if own.elem_offset is not None and target.elem_offset is not None:
-        pairs.append((own.elem_offset, target.elem_offset))
+    if param_buffer.dtype != target.dtype or len(param_buffer.shape) != len(target.shape):
+        raise ValueError(f"{subject} is of {param_buffer.dtype} and {len(param_buffer.shape)} axes")
+    pairs = list(zip(param_buffer.shape, target.shape, strict=True))
+    pairs += zip(param_buffer.strides, target.strides, strict=False)
+    if param_buffer.elem_offset is not None and target.elem_offset is not None:
+        pairs.append((param_buffer.elem_offset, target.elem_offset))
     for a, b in pairs:
         if isinstance(a, Var) and a not in values:
             values[a] = cast(convert(b, a.dtype), a.dtype)

@@ -99,13 +99,17 @@ def _compute_accessed_buffers(stmt: Stmt) -> frozenset[Buffer]:
     Where it adds nothing to the largest child set, that set object is shared, so a deep nest stores
     few sets.
     """
-    own = {e.buffer for e in direct_accesses(stmt)}
+    direct_buffers = {e.buffer for e in direct_accesses(stmt)}
     if isinstance(stmt, (BufferStore, Prefetch)):
-        own.add(stmt.buffer)
+        direct_buffers.add(stmt.buffer)
     elif isinstance(stmt, DeclBuffer):
-        own.add(stmt.source)
+        direct_buffers.add(stmt.source)
     inside = [_ACCESSED_BUFFERS_CACHE[s] for s in sub_statements(stmt)]
     # The largest child's set is shared where it is a superset: a nest of n loops then has one set,
     # not n equal copies.
     largest = max(inside, key=len, default=frozenset[Buffer]())
-    return largest if largest.issuperset(own.union(*inside)) else largest.union(own, *inside)
+    return (
+        largest
+        if largest.issuperset(direct_buffers.union(*inside))
+        else largest.union(direct_buffers, *inside)
+    )

@@ -575,7 +575,7 @@ def _unconditional_accesses(
 ) -> list[_UnconditionalAccess]:
     """Return the unconditional accesses to buffers that are allocated outside."""
     touches: list[_UnconditionalAccess] = []
-    own: set[Buffer] = set()
+    allocated: set[Buffer] = set()
     stack: list[tuple[Stmt, tuple[For, ...], Mapping[Var, PrimExpr]]] = [(body, (), values)]
     while stack:
         s, loops, bindings = stack.pop()
@@ -596,7 +596,7 @@ def _unconditional_accesses(
                     _UnconditionalAccess(s.buffer, _substituted(s.indices, bindings), True, loops)
                 )
             case Allocate():
-                own.add(s.buffer)
+                allocated.add(s.buffer)
             case For():
                 loops = (*loops, s)
             case LetStmt():
@@ -604,7 +604,7 @@ def _unconditional_accesses(
             case BlockRealize():
                 bindings = {**bindings, **_iterator_bindings(s, bindings)}
         stack.extend((child, loops, bindings) for child in reversed(sub_statements(s)))
-    return [t for t in touches if t.buffer not in own]
+    return [t for t in touches if t.buffer not in allocated]
 
 
 def _substituted(

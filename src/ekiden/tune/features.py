@@ -82,15 +82,21 @@ class _LoopNest:
 
     def enter_loop(self, loop: For) -> _LoopNest:
         """Return the nest inside a loop."""
-        own = loop.extent.value if isinstance(loop.extent, IntImm) else ASSUMED_TRIP_COUNT
+        trip_count = loop.extent.value if isinstance(loop.extent, IntImm) else ASSUMED_TRIP_COUNT
         match loop.kind:
             case ForKind.VECTORIZED:
-                return replace(self, iterations=self.iterations * own, lanes=self.lanes * own)
+                return replace(
+                    self, iterations=self.iterations * trip_count, lanes=self.lanes * trip_count
+                )
             case ForKind.UNROLLED:
-                return replace(self, iterations=self.iterations * own, copies=self.copies * own)
+                return replace(
+                    self, iterations=self.iterations * trip_count, copies=self.copies * trip_count
+                )
             case ForKind.SERIAL:
-                return replace(self, iterations=self.iterations * own, innermost_iterations=own)
-        return replace(self, iterations=self.iterations * own)
+                return replace(
+                    self, iterations=self.iterations * trip_count, innermost_iterations=trip_count
+                )
+        return replace(self, iterations=self.iterations * trip_count)
 
 
 def _add_statement(sums: _FeatureSums, stmt: Stmt, nest: _LoopNest) -> None:
@@ -98,8 +104,10 @@ def _add_statement(sums: _FeatureSums, stmt: Stmt, nest: _LoopNest) -> None:
     if isinstance(stmt, For):
         nest = nest.enter_loop(stmt)
         if stmt.kind is ForKind.PARALLEL:
-            own = stmt.extent.value if isinstance(stmt.extent, IntImm) else ASSUMED_TRIP_COUNT
-            sums.parallel = max(sums.parallel, own)
+            trip_count = (
+                stmt.extent.value if isinstance(stmt.extent, IntImm) else ASSUMED_TRIP_COUNT
+            )
+            sums.parallel = max(sums.parallel, trip_count)
     if isinstance(stmt, BufferStore):
         _add_store(sums, stmt, nest)
     for inner in sub_statements(stmt):

@@ -177,8 +177,8 @@ def _place_partials(schedule: tir.Schedule, name: str, partial: BlockRV, moved: 
     """Keep a row's partial results in registers. moved: whether their block was moved into another
     block's loop, which puts the combining loop first.
     """
-    own = len(iter_kinds(schedule, name))
-    loops = schedule.get_loops(schedule.get_block(name))[-own:]
+    num_axes = len(iter_kinds(schedule, name))
+    loops = schedule.get_loops(schedule.get_block(name))[-num_axes:]
     if moved:
         schedule.reorder(*loops[1:], loops[0])
     schedule.compute_at(partial, loops[-1] if moved else loops[-2], preserve_unit_loops=True)
@@ -189,8 +189,8 @@ def _vectorize_sums(
     schedule: tir.Schedule, name: str, partial: BlockRV, lanes: int, steps: _DeferredSteps
 ) -> None:
     """Vectorize along a row, combining the partial results at its end."""
-    block, own = schedule.get_block(name), len(iter_kinds(schedule, name))
-    partials_loop, *rows, last = schedule.get_loops(partial)[-own - 1 :]
+    block, num_axes = schedule.get_block(name), len(iter_kinds(schedule, name))
+    partials_loop, *rows, last = schedule.get_loops(partial)[-num_axes - 1 :]
     several, lane = schedule.split(partials_loop, factors=[None, lanes])
     schedule.reorder(*rows, last, several, lane)
     init = schedule.get_loops(schedule.decompose_reduction(partial, last))

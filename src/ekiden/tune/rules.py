@@ -296,13 +296,13 @@ def apply_blocked_tile(
     between = [*spatial[above:position], tiles, *spatial[position + 1 : -1]]
     schedule.reorder(*spatial[:above], outer, *between, columns, row_in_tile, vector, lane)
     schedule.compute_at(partial, columns, preserve_unit_loops=True)
-    own = schedule.get_loops(partial)[-len(spatial) - 1 :]
-    own_vector, own_lane = schedule.split(own[-2], factors=[None, lanes])
+    partial_loops = schedule.get_loops(partial)[-len(spatial) - 1 :]
+    own_vector, own_lane = schedule.split(partial_loops[-2], factors=[None, lanes])
     last, step = schedule.split(
-        own[-1], factors=[None, sample_number(schedule, UNROLL_FACTORS, pick[2])]
+        partial_loops[-1], factors=[None, sample_number(schedule, UNROLL_FACTORS, pick[2])]
     )
-    schedule.reorder(last, step, own[position], own_vector, own_lane)
-    for loop in (row_in_tile, vector, step, own[position], own_vector):
+    schedule.reorder(last, step, partial_loops[position], own_vector, own_lane)
+    for loop in (row_in_tile, vector, step, partial_loops[position], own_vector):
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.vectorize(own_lane)

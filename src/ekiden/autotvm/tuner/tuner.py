@@ -140,8 +140,8 @@ class Tuner:
         """Mark the measurements of this task as tried; those of other tasks are ignored, as indices
         are specific to a space.
         """
-        own = [(i, r) for i, r in data_set if i.task.workload == self.task.workload]
-        pairs = [(inp._replace(task=self.task), result) for inp, result in own]
+        task_records = [(i, r) for i, r in data_set if i.task.workload == self.task.workload]
+        pairs = [(inp._replace(task=self.task), result) for inp, result in task_records]
         self.update([inp for inp, _ in pairs], [result for _, result in pairs])
 
     def tune(

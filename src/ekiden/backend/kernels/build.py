@@ -228,8 +228,8 @@ def _user_implementation_key(function: Function) -> tuple[str, ...]:
     """
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
     versions = {name: version_of(name) for name in sorted(names)}
-    own = {name: version for name, version in versions.items() if version is not None}
-    return (f"{PROCESS_CACHE_SALT}:{own}",) if own else ()
+    present_versions = {name: version for name, version in versions.items() if version is not None}
+    return (f"{PROCESS_CACHE_SALT}:{present_versions}",) if present_versions else ()
 
 
 GENERAL_KERNEL_FACTS = KernelMemoryInfo(const(0))

@@ -81,10 +81,10 @@ def _lower_call(
 ) -> Tensors:
     assert isinstance(call.op, Op)
     inputs = [t for a in call.args for t in tensors_of[a]]
-    own = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
-    if own is not None:
+    implementation = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
+    if implementation is not None:
         with check_site(site), _naming_operator(call.op.name):
-            return own.compute(call.attrs, inputs, call.checked_type)
+            return implementation.compute(call.attrs, inputs, call.checked_type)
     lowering = call.op.definition.lower
     if lowering is None:
         raise CompileError(f"{call.op.name}: the operator has no kernel")
@@ -194,8 +194,14 @@ def _user_schedule(
         kinds = [t for a in call.args for t in flatten_tensor_types(a.checked_type)]
         tensors = [te.placeholder(k.shape, k.dtype, f"x{i}") for i, k in enumerate(kinds)]
         assert isinstance(call.op, Op)
-        own = implementation_of(call.op.name, call.attrs, tensors, call.checked_type, target)
-        user_program = own.schedule(call.attrs, outputs, target) if own is not None else None
+        implementation = implementation_of(
+            call.op.name, call.attrs, tensors, call.checked_type, target
+        )
+        user_program = (
+            implementation.schedule(call.attrs, outputs, target)
+            if implementation is not None
+            else None
+        )
         if user_program is not None:
             func = _check_user_program(user_program, call.op.name, len(inputs), len(outputs), name)
             trace = user_program.trace if isinstance(user_program, schedule.Schedule) else None

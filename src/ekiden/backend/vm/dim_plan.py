@@ -175,8 +175,8 @@ class DimPlan:
         return stage
 
     def _plan_chain(self, body: RelayExpr, stage: DimStage) -> list[tuple[RelayExpr, DimStage]]:
-        """Assign slots for what a chain needs; return the inner chains with the stage in which each
-        begins.
+        """Assign slots to the dimensions that a let-chain computes or reads; return the inner
+        chains with the stage in which each begins.
         """
         inner: list[tuple[RelayExpr, DimStage]] = []
         chain = parse_let_chain(body)

@@ -36,8 +36,10 @@ class PrimitiveTable:
         names = module_kernels.kernels.names
         self._module, self._made = module, module_kernels
         self._kernel_names = dict(zip(module_kernels.functions, names, strict=True))
-        own = {f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)}
-        self._external_names = {**own, **module_kernels.symbols}
+        names_by_function = {
+            f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)
+        }
+        self._external_names = {**names_by_function, **module_kernels.symbols}
         called = [
             (self._kernel_name(f, device), _kernel_device(f, device))
             for f, device in module_kernels.calls

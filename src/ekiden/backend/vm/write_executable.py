@@ -118,9 +118,12 @@ def write_programs(
         SectionSource(kind, _eager_payload(written[0][kind])) for kind in kinds if kind in common
     ]
     for number, sections in enumerate(written, start=1):
-        own = {kind: payload for kind, payload in sections.items() if kind not in common}
+        target_sections = {
+            kind: payload for kind, payload in sections.items() if kind not in common
+        }
         file_parts += [
-            SectionSource(kind, _eager_payload(payload), number) for kind, payload in own.items()
+            SectionSource(kind, _eager_payload(payload), number)
+            for kind, payload in target_sections.items()
         ]
     return assemble(file_parts)
 

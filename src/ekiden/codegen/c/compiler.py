@@ -58,11 +58,11 @@ def machine() -> str:
 
 def check_target(target: Target, what: str) -> None:
     """Raise CompileError if the system compiler targets another architecture."""
-    own = target.triple.partition("-")[0]
-    if machine() != own:
+    architecture = target.triple.partition("-")[0]
+    if machine() != architecture:
         raise CompileError(
-            f"{what}: target 'c': {find_compiler()} makes code for {machine()}, not for {own}; "
-            "target kind 'llvm' does"
+            f"{what}: target 'c': {find_compiler()} makes code for {machine()}, not for "
+            f"{architecture}; target kind 'llvm' does"
         )
 
 

@@ -76,7 +76,9 @@ class DotProductWriter:
     def write_columns(self, sums: str, n: str) -> None:
         """Emit the dot products of a group of output columns, the first of which is column `n`."""
         rows = range(len(self.dots.data))
-        own = [self.declare_accumulators("sum", len(rows)) for _ in range(self.contiguous_vectors)]
+        accumulators = [
+            self.declare_accumulators("sum", len(rows)) for _ in range(self.contiguous_vectors)
+        ]
 
         def dot_lines(vectors: Sequence[str]) -> list[str]:
             """Return the lines of one iteration: load each weight once, and each row's data once
@@ -90,14 +92,14 @@ class DotProductWriter:
                 name = self.out.unique("v")
                 emitted.append(f"const uint8x16_t {name} = {data[row]};")
                 data[row] = name
-            for column, weight in zip(own, weights, strict=True):
+            for column, weight in zip(accumulators, weights, strict=True):
                 emitted += self.accumulate_lines("vmladavaq_u8", column, data, f", {weight}")
             return emitted
 
         self.write_loops(
             [f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.contiguous_vectors)], dot_lines
         )
-        for c, column in enumerate(own):
+        for c, column in enumerate(accumulators):
             for row, name in enumerate(column):
                 position = row * self.dots.num_columns + c
                 self.out.emit_line(f"{sums}[{position} + {n}] = (int32_t){name};")

@@ -220,8 +220,8 @@ class ExpressionWriter:
                 return f"!{self.operand_text(e.a)}"
             case Select():
                 chosen = (self.operand_text(x) for x in (e.condition, e.true_value, e.false_value))
-                condition, yes, no = chosen
-                return f"({self.syntax.conditional(condition, yes, no)})"
+                condition, true_value, false_value = chosen
+                return f"({self.syntax.conditional(condition, true_value, false_value)})"
             case Intrinsic(op="if_then_else"):
                 return self._write_if_then_else(e)
             case Intrinsic(op="call_packed" | "call_function"):

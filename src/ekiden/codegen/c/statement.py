@@ -574,8 +574,12 @@ def contiguous_stride(index: Ramp) -> int:
 def _has_lane_dependence(s: BufferStore, value: PrimExpr) -> bool:
     """Return whether a lane's value may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
-        own = isinstance(e, BufferLoad) and e.buffer is s.buffer
-        if own and isinstance(e, BufferLoad) and not is_same_expr(e.indices[0], s.indices[0]):
+        is_same_buffer = isinstance(e, BufferLoad) and e.buffer is s.buffer
+        if (
+            is_same_buffer
+            and isinstance(e, BufferLoad)
+            and not is_same_expr(e.indices[0], s.indices[0])
+        ):
             return True
     return False
 

@@ -198,8 +198,8 @@ class VectorWriter(StatementWriter):
                 return f"~{self.operand_text(e.a)}"
             case Select() if dt.lanes(e.condition.dtype) > 1:
                 chosen = (self.operand_text(x) for x in (e.condition, e.true_value, e.false_value))
-                condition, yes, no = chosen
-                return syntax.select(condition, yes, no, e.dtype)
+                condition, true_value, false_value = chosen
+                return syntax.select(condition, true_value, false_value, e.dtype)
             case Intrinsic(op="if_then_else"):
                 return self._write_vector_if_then_else(e)
             case Intrinsic() if all(dt.lanes(a.dtype) == dt.lanes(e.dtype) for a in e.args):
@@ -304,11 +304,11 @@ class VectorWriter(StatementWriter):
         and selected; where that is unknown, one side if the lanes agree, else lane by lane.
         """
         assert self.vectors is not None
-        condition, yes, no = e.args
+        condition, true_value, false_value = e.args
         if dt.lanes(condition.dtype) == 1:
-            rows = [(self.operand_text(condition), lambda: self._write_operand(yes))]
-            return self._write_if_chain(e.dtype, rows, lambda: self._write_operand(no))
-        inside = self.in_bounds_condition(yes, no)
+            rows = [(self.operand_text(condition), lambda: self._write_operand(true_value))]
+            return self._write_if_chain(e.dtype, rows, lambda: self._write_operand(false_value))
+        inside = self.in_bounds_condition(true_value, false_value)
         if inside == "":
             return self._write_vector_select(e)
         if inside is not None:
@@ -317,8 +317,8 @@ class VectorWriter(StatementWriter):
         held = self.operand_text(condition)
         if not held.isidentifier():
             held = self._vector_variable("mask", condition.dtype, held)
-        rows = [(self.vectors.all_lanes(held), lambda: self._write_operand(yes))]
-        rows.append((f"!{self.vectors.any_lane(held)}", lambda: self._write_operand(no)))
+        rows = [(self.vectors.all_lanes(held), lambda: self._write_operand(true_value))]
+        rows.append((f"!{self.vectors.any_lane(held)}", lambda: self._write_operand(false_value)))
         return self._write_if_chain(e.dtype, rows, lambda: self._write_by_lanes(e))
 
     def _write_operand(self, e: PrimExpr) -> str:
@@ -328,8 +328,8 @@ class VectorWriter(StatementWriter):
     def _write_vector_select(self, e: Intrinsic) -> str:
         """Emit a lane-wise select with both sides evaluated."""
         assert self.vectors is not None
-        yes, no = (self._write_operand(side) for side in e.args[1:])
-        return self.vectors.select(self.operand_text(e.args[0]), yes, no, e.dtype)
+        true_value, false_value = (self._write_operand(side) for side in e.args[1:])
+        return self.vectors.select(self.operand_text(e.args[0]), true_value, false_value, e.dtype)
 
     def _write_if_chain(
         self, dtype: str, rows: Sequence[tuple[str, Callable[[], str]]], last: Callable[[], str]
@@ -514,11 +514,11 @@ def find_vector_arrays(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
         fits = is_vector and isinstance(lanes, int) and lanes_of.setdefault(buffer, lanes) == lanes
         if not fits or _vector_index(index) is None:
             refused.add(buffer)
-    own = {s.buffer for s in pre_order_stmts(body) if isinstance(s, Allocate)}
+    allocated = {s.buffer for s in pre_order_stmts(body) if isinstance(s, Allocate)}
     return {
         b: n
         for b, n in lanes_of.items()
-        if b in own - refused
+        if b in allocated - refused
         and b.scope in THREAD_LOCAL_SCOPES
         and vectors.has(dt.with_lanes(b.dtype, n))
         and b.dtype != "bool"

@@ -417,12 +417,8 @@ class SpirvKernelEmitter:
         pointer = spirv.pointer(spv.STORAGE_CLASS_PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
             number = emit_cast(b, self.emit_expr(value)[0], value.dtype, _WORD_DTYPE)
-            position = b.binary(
-                "add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE)
-            )
-            slot_pointer = b.append_pure(
-                "ConvertUToPtr", pointer, b.operand_id(position, _WORD_DTYPE)
-            )
+            slot = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
+            slot_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(slot, _WORD_DTYPE))
             b.append(
                 "Store",
                 b.operand_id(slot_pointer, _WORD_DTYPE),
@@ -456,9 +452,8 @@ class SpirvKernelEmitter:
             element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, position)
             return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
-        return b.operand_id(
-            b.append_pure("AccessChain", pointer, memory.base, position), _WORD_DTYPE
-        ), ()
+        element = b.append_pure("AccessChain", pointer, memory.base, position)
+        return b.operand_id(element, _WORD_DTYPE), ()
 
     def _load_element(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
         b = self.builder

@@ -100,10 +100,13 @@ def split_host_and_device(func: PrimFunc, target: Target, readable: bool = False
         )
         kernels.append(kernel)
         used = tuple(n for n, b in enumerate(kernel_func.params) if b in buffers)
-        own = callers[name.name_hint]
-        grid = {axis: substitute(extent, own) for axis, extent in grids[name.name_hint].items()}
+        callers_of_kernel = callers[name.name_hint]
+        grid = {
+            axis: substitute(extent, callers_of_kernel)
+            for axis, extent in grids[name.name_hint].items()
+        }
         calls[name.name_hint] = _KernelLaunch(
-            kernel, grid, used, tuple(substitute(g, own) for g in size_values)
+            kernel, grid, used, tuple(substitute(g, callers_of_kernel) for g in size_values)
         )
     host = lowered[func.name]
     assert isinstance(host, PrimFunc)

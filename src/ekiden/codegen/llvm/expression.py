@@ -288,8 +288,8 @@ class ExpressionEmitter:
             case Select():
                 lanes = dt.lanes(e.condition.dtype)
                 chosen = (self.emit_expr(x) for x in (e.condition, e.true_value, e.false_value))
-                condition, yes, no = chosen
-                return b.select(condition, e.dtype, yes, no, lanes)
+                condition, true_value, false_value = chosen
+                return b.select(condition, e.dtype, true_value, false_value, lanes)
             case Not():
                 return b.binary("xor", e.a.dtype, self.emit_expr(e.a), b.const(True, e.a.dtype))
             case Ramp():
@@ -369,21 +369,21 @@ class ExpressionEmitter:
         """Emit if_then_else: a branch on a scalar condition, masked evaluation on a vector, a
         select where neither side can fail.
         """
-        condition, yes, no = e.args
+        condition, true_value, false_value = e.args
         test, lanes = self.emit_expr(condition), dt.lanes(condition.dtype)
-        if is_speculatable(yes) and is_speculatable(no):
+        if is_speculatable(true_value) and is_speculatable(false_value):
             return self.builder.select(
-                test, e.dtype, self.emit_expr(yes), self.emit_expr(no), lanes
+                test, e.dtype, self.emit_expr(true_value), self.emit_expr(false_value), lanes
             )
         if lanes == 1:
             return self.emit_branch(test, e)
         with self.conditional_region(self.narrow_mask(test, lanes)):
-            chosen = self.emit_expr(yes)
+            chosen = self.emit_expr(true_value)
         inverse = self.builder.binary(
             "xor", condition.dtype, test, self.builder.const(True, condition.dtype)
         )
         with self.conditional_region(self.narrow_mask(inverse, lanes)):
-            else_value = self.emit_expr(no)
+            else_value = self.emit_expr(false_value)
         return self.builder.select(test, e.dtype, chosen, else_value, lanes)
 
     def narrow_mask(self, test: Operand, lanes: int) -> LaneMask:

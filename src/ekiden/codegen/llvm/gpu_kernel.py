@@ -347,10 +347,14 @@ class GpuKernelEmitter(WideAccessEmitter):
                 self.thread_index(f"blockIdx.{axis}"),
                 self.thread_index(f"blockDim.{axis}"),
             )
-            own = b.append_value(f"mul i64 {block}, {threads}")
-            own = b.append_value(f"add i64 {own}, {self.thread_index(f'threadIdx.{axis}')}")
+            global_index = b.append_value(f"mul i64 {block}, {threads}")
+            global_index = b.append_value(
+                f"add i64 {global_index}, {self.thread_index(f'threadIdx.{axis}')}"
+            )
             size = b.append_value(f"mul i64 {self.thread_index(f'gridDim.{axis}')}, {threads}")
-            total = b.append_value(f"add i64 {b.append_value(f'mul i64 {total}, {size}')}, {own}")
+            total = b.append_value(
+                f"add i64 {b.append_value(f'mul i64 {total}, {size}')}, {global_index}"
+            )
         return total
 
     def write(self, func: PrimFunc, sizes: Sequence[Var]) -> str:

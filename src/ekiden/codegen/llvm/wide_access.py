@@ -75,10 +75,10 @@ class WideAccessEmitter(StatementEmitter):
         b.append_void(f"store {kind} {value}, {pointer}, align {align}")
         b.branch(done)
         b.start(lane_by_lane)
-        own, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
+        element_type, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
         for lane, each_at in enumerate(self._lane_pointers(s.buffer, pointer, dt.lanes(dtype))):
             one = b.append_value(f"extractelement {kind} {value}, i64 {lane}")
-            b.append_void(f"store {own} {one}, {each_at}, align {size}")
+            b.append_void(f"store {element_type} {one}, {each_at}, align {size}")
         b.branch(done)
         b.start(done)
 

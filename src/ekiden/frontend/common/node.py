@@ -68,8 +68,8 @@ class TrackedInputs(list[Value | None]):
         """Return an input without marking it as read; None for one that is absent."""
         return super().__getitem__(index) if index < len(self) else None
 
-    def unread(self) -> list[int]:
-        """Return the indices of the inputs that are present and unread."""
+    def unused_inputs(self) -> list[int]:
+        """Return the indices of the present inputs that no converter has used."""
         return [i for i in range(len(self)) if i not in self.read and self.peek(i) is not None]
 
 

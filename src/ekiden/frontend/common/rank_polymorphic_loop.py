@@ -104,8 +104,8 @@ class _RankChangingLoop:
         _, numbers = merge_first_alternatives([*self.alternatives, *type_alternatives(scope, held)])
         names = ", ".join(repr(self.loop.names[i]) for i in self.ranked)
         reason = f"{names}: more than {MAX_ALTERNATIVES} combinations of ranks in an iteration"
-        own = numbers[len(self.alternatives) :]
-        expr = inject_values(scope, held, self.alternatives, own, reason)
+        loop_numbers = numbers[len(self.alternatives) :]
+        expr = inject_values(scope, held, self.alternatives, loop_numbers, reason)
         sum_value = SumValue(scope.attach_span(expr), self.alternatives)
         return [*(values[i] for i in self.plain), sum_value]
 

@@ -560,8 +560,12 @@ class Scope:
     def shape_vector(self, value: Value, rank: int) -> Expr:
         """Return the shape of a value as an int64 vector, with leading ones up to a rank."""
         ones = relay_const(np.ones(rank - len(value.type.shape), np.int64))
-        own = op.shape_of(self.expr(value), dtype="int64")
-        return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
+        runtime_shape = op.shape_of(self.expr(value), dtype="int64")
+        return (
+            op.concatenate([ones, runtime_shape], axis=0)
+            if len(value.type.shape) < rank
+            else runtime_shape
+        )
 
     def emit_dim(self, dim: PrimExpr) -> Expr:
         """Emit a shape expression as a scalar tensor."""

@@ -175,9 +175,9 @@ class StablehloImporter:
 
     def _bind_part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
         expr, suffix = component
-        own = [name and f"{name}.{suffix}" for name in names]
-        self.scope.used.update(filter(None, own))
-        return self.walk.bind_outputs(expr, own).get(own[0])
+        part_names = [name and f"{name}.{suffix}" for name in names]
+        self.scope.used.update(filter(None, part_names))
+        return self.walk.bind_outputs(expr, part_names).get(part_names[0])
 
     def _output_names(self, operation: ir.Operation) -> list[str]:
         """Return a name for each used output; "" for others."""

@@ -318,7 +318,7 @@ def _apply_converter(row: OnnxRow, node: OnnxNode, declared: OperatorSignature |
     node.inputs.read.clear()  # what was looked at so far says nothing about the converter
     result = strings.convert_text(node, row) if is_text else row.convert(node)
     if declared is not None:
-        for index in node.inputs.unread():
+        for index in node.inputs.unused_inputs():
             name = declared.input_name(index)
             if name not in row.ignorable_inputs.split():
                 raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")

@@ -344,9 +344,9 @@ def required_names(node: onnx.NodeProto) -> list[str]:
     """
     names = [i for i in node.input if i]
     for graph in subgraph_attributes(node):
-        own = defined_names(graph)
+        graph_names = defined_names(graph)
         inside = [i for n in graph.node for i in required_names(n)] + [o.name for o in graph.output]
-        names += [i for i in inside if i not in own]
+        names += [i for i in inside if i not in graph_names]
     return names
 
 

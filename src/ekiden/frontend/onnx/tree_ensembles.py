@@ -79,11 +79,14 @@ def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type)
     is_set = (mode == EQ) | (mode == MEMBER)
     sizes = np.where(is_set, 2 * questions.threshold_counts, 1)
     first = np.cumsum(sizes) - sizes
-    yes, no = (
+    true_value, false_value = (
         _entry_nodes(questions.true_targets, first),
         _entry_nodes(questions.false_targets, first),
     )
-    yes, no = np.where(is_negated, no, yes), np.where(is_negated, yes, no)
+    true_value, false_value = (
+        np.where(is_negated, false_value, true_value),
+        np.where(is_negated, true_value, false_value),
+    )
     missing = np.where(is_negated, 1 - questions.nan_goes_true, questions.nan_goes_true)
     values: Array = questions.thresholds.astype(dtype)
     owner = np.repeat(np.arange(len(mode)), questions.threshold_counts)
@@ -104,15 +107,17 @@ def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type)
     nodes.thresholds[position] = np.where(
         mode[plain] == LEQ, thresholds, _next_lower_float(thresholds)
     )
-    nodes.children[position, 0], nodes.children[position, 1] = yes[plain], no[plain]
+    nodes.children[position, 0], nodes.children[position, 1] = true_value[plain], false_value[plain]
     nodes.nan_goes_true[position] = missing[plain]
 
     among = is_set[owner]
     q, upper, value = owner[among], (first[owner] + 2 * set_index)[among], values[among]
-    after = np.where(set_index[among] + 1 < questions.threshold_counts[q], upper + 2, no[q])
+    after = np.where(
+        set_index[among] + 1 < questions.threshold_counts[q], upper + 2, false_value[q]
+    )
     nodes.thresholds[upper], nodes.thresholds[upper + 1] = value, _next_lower_float(value)
     nodes.children[upper, 0], nodes.children[upper, 1] = upper + 1, after
-    nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, yes[q]
+    nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, true_value[q]
     nodes.nan_goes_true[upper] = missing[q]
     return _prepend_leaves(nodes, leaves)
 

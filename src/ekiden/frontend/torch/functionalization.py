@@ -101,19 +101,19 @@ def _writes_are_unobserved(graph: torch.fx.Graph) -> bool:
     sharing: dict[int, list[_TensorUses]] = defaultdict(list)
     for node in position:
         last = max((position[u] for u in node.users), default=-1)
-        own, before = _storage_ids(node), aliased_tensor_node(node)
+        storage_ids, before = _storage_ids(node), aliased_tensor_node(node)
         if before is None:
             of[node] = _TensorUses(last, node.op != "call_function")
-            for memory in own:
+            for memory in storage_ids:
                 sharing[canonical.get(memory, memory)].append(of[node])
             continue
         tensor = of[node] = of[before]
         tensor.last_read = max(tensor.last_read, last)
         canonical_ids = [canonical.get(memory, memory) for memory in _storage_ids(before)]
         if functional_variant(node.target) is None:
-            canonical.update(zip(own, canonical_ids, strict=True))
+            canonical.update(zip(storage_ids, canonical_ids, strict=True))
             continue
-        if own != _storage_ids(before):  # as in programs that were saved
+        if storage_ids != _storage_ids(before):  # as in programs that were saved
             return False
         for memory in canonical_ids:
             aliases = [named for named in sharing[memory] if named is not tensor]

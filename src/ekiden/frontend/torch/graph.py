@@ -173,10 +173,10 @@ class FxImporter:
             return self._bind_outputs(node.fx, converted, names)
         sides = []
         for suffix, component in zip(("real", "imag"), converted, strict=True):
-            own = [name and f"{name}.{suffix}" for name in names]
-            self.scope.used.update(filter(None, own))
-            values = self.walk.bind_outputs(component, own)
-            sides.append([values.get(name) for name in own])
+            part_names = [name and f"{name}.{suffix}" for name in names]
+            self.scope.used.update(filter(None, part_names))
+            values = self.walk.bind_outputs(component, part_names)
+            sides.append([values.get(name) for name in part_names])
         pairs = [
             None if a is None or b is None else ComplexValue(a, b)
             for a, b in zip(*sides, strict=True)

@@ -659,8 +659,8 @@ class PagedAttention(VectorMemory):
                 unit, const(0), units, ForKind.PARALLEL, gather, {"grain": grain}
             )),
         )  # fmt: skip
-        own = Select(is_shared, maxima[const(1)], const(1, "int64"), "int64")
-        stmt = LetStmt(halves, own, Allocate(split.partial_results, stmt))
+        merged_maximum = Select(is_shared, maxima[const(1)], const(1, "int64"), "int64")
+        stmt = LetStmt(halves, merged_maximum, Allocate(split.partial_results, stmt))
         stmt = LetStmt(num_splits, maxima[const(0)], stmt)
         # Flash decoding: with fewer tiles than cores, threads share the chunks of a tile and merge
         # partial results afterwards.

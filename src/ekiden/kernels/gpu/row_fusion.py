@@ -191,7 +191,10 @@ class _FusedRowsShape:
 
 
 def emit_fused_launch(
-    run: Sequence[ComputationGroup], buffers: TensorBufferMap, own: set[Tensor], target: Target
+    run: Sequence[ComputationGroup],
+    buffers: TensorBufferMap,
+    private_tensors: set[Tensor],
+    target: Target,
 ) -> tuple[Stmt, set[Tensor]]:
     """Emit one launch for a run of operations.
 
@@ -207,21 +210,21 @@ def emit_fused_launch(
     shape = _FusedRowsShape.from_run(run, target)
     thread_group = ThreadGroup.create(Var("thread"), threads_per_row(shape.length, target), target)
     row = _RowEmitter(run, shape, buffers, target, thread_group)
-    moved = _choose_row_buffers(row, own)
+    moved = _choose_row_buffers(row, private_tensors)
     body = (_emit_rows_by_thread if shape.is_row_per_thread else _emit_rows_by_block)(
         row, _RowBufferRewriter(shape.axes, moved)
     )
-    row_tensors = {t for t in own if buffers.buffers[t] in moved}
+    row_tensors = {t for t in private_tensors if buffers.buffers[t] in moved}
     return body, row_tensors
 
 
-def _choose_row_buffers(row: _RowEmitter, own: set[Tensor]) -> dict[Buffer, Buffer]:
+def _choose_row_buffers(row: _RowEmitter, private_tensors: set[Tensor]) -> dict[Buffer, Buffer]:
     """Return the buffers that can be replaced by one-row buffers, small ones first until the row's
     memory is full. What every thread of a block knows, each has by itself.
     """
     shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
-    for t in (t for g in row.run for t in g if t in own and not t.is_part):
+    for t in (t for g in row.run for t in g if t in private_tensors and not t.is_part):
         size = known_extent(simplify(product_of_dims(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
         if size is not None:
             sizes[t] = size
@@ -330,13 +333,15 @@ class _RowEmitter:
         op = _compute_op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
         values = steps | {a.var: coordinate for a, coordinate in zip(op.axis, at, strict=True)}
-        own, body = self.accumulate_one(group, values)
+        accumulator, body = self.accumulate_one(group, values)
         for r in reversed(op.reduce_axis):
             step = steps[r]
             assert isinstance(step, Var)
             body = serial_loop(step, substitute(r.extent, values), body)
-        store = self.emit_store(group, element_loads(own), at)
-        return wrap_in_allocations(seq(self.emit_initialize(group, own), body, store), own)
+        store = self.emit_store(group, element_loads(accumulator), at)
+        return wrap_in_allocations(
+            seq(self.emit_initialize(group, accumulator), body, store), accumulator
+        )
 
     def accumulate_one(
         self, group: ComputationGroup, values: Mapping[Var, PrimExpr]
@@ -344,16 +349,16 @@ class _RowEmitter:
         """Return a thread's accumulators, and the statement that combines them with one value."""
         reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
-        own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
+        accumulators = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
         terms = [substitute(self.buffers.replace_loads(s), dict(values)) for s in reduce.sources]
-        combined = reduce.reducer.combine(element_loads(own), terms)
-        return own, emit_stores(own, combined, (const(0),))
+        combined = reduce.reducer.combine(element_loads(accumulators), terms)
+        return accumulators, emit_stores(accumulators, combined, (const(0),))
 
-    def emit_initialize(self, group: ComputationGroup, own: Sequence[Buffer]) -> Stmt:
+    def emit_initialize(self, group: ComputationGroup, accumulators: Sequence[Buffer]) -> Stmt:
         """Emit the initialisation of a thread's accumulators."""
         reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
-        starts = zip(own, reduce.reducer.identity_element, strict=True)
+        starts = zip(accumulators, reduce.reducer.identity_element, strict=True)
         return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
 
     def emit_store(
@@ -388,19 +393,19 @@ class _RowEmitter:
         # Strided by the block: neighbouring threads read neighbouring elements, which coalesces.
         number = iteration * thread_group.threads + thread_group.thread
         values |= dict(zip(op.reduce_axis, unravel_index(number, extents), strict=True))
-        own, more = self.accumulate_one(group, values)
+        accumulator, more = self.accumulate_one(group, values)
         num_iterations = simplify((total + (thread_group.threads - 1)) // thread_group.threads)
         reduction = thread_group.emit_reduction(
-            own, reduce.reducer.combine, broadcasts_result=is_private
+            accumulator, reduce.reducer.combine, broadcasts_result=is_private
         )
         store = self.emit_store(group, reduction.results, where)
         statements: list[Stmt] = [
-            self.emit_initialize(group, own),
+            self.emit_initialize(group, accumulator),
             serial_loop(iteration, num_iterations, IfThenElse(number < total, more)),
             reduction.body,
             store if is_private else IfThenElse(thread_group.thread.equal(0), store),
         ]
-        return wrap_in_allocations(seq(*statements), own), reduction.shared
+        return wrap_in_allocations(seq(*statements), accumulator), reduction.shared
 
     def has_single_element(self, group: ComputationGroup) -> bool:
         """Return whether a computation has one element per row."""

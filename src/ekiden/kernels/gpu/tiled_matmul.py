@@ -255,8 +255,8 @@ class TiledMatmulKernel:
     def tile_row(self, i: int) -> PrimExpr:
         """Return row i of this thread in the tile of the block."""
         contiguous_count = self.adjacent_rows
-        own = self.thread // self.lanes * contiguous_count + i % contiguous_count
-        return own + i // contiguous_count * (self.lines * contiguous_count)
+        thread_row = self.thread // self.lanes * contiguous_count + i % contiguous_count
+        return thread_row + i // contiguous_count * (self.lines * contiguous_count)
 
     def global_column(self, j: int) -> PrimExpr:
         """Return column j of this thread in the result."""
@@ -264,8 +264,8 @@ class TiledMatmulKernel:
 
     def tile_column(self, j: int) -> PrimExpr:
         """Return column j of this thread in the tile of the block."""
-        own = self.thread % self.lanes * self.adjacent_columns + j % self.adjacent_columns
-        return own + j // self.adjacent_columns * (self.lanes * self.adjacent_columns)
+        thread_column = self.thread % self.lanes * self.adjacent_columns + j % self.adjacent_columns
+        return thread_column + j // self.adjacent_columns * (self.lanes * self.adjacent_columns)
 
     def factor_at(
         self, value: PrimExpr, axes: Sequence[Var], number: PrimExpr, k: object
@@ -330,8 +330,8 @@ class TiledMatmulKernel:
         """
         reduced, by_steps = self.group.reduce.axis, self.is_k_contiguous(value)
         line = self.depth if by_steps else tile
-        own = {v: self.factors.extents[v] for v in axes}
-        contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else own
+        axis_extents = {v: self.factors.extents[v] for v in axes}
+        contiguous_axes = {r.var: r.extent for r in reduced} if by_steps else axis_extents
         variables, extents = list(contiguous_axes), list(contiguous_axes.values())
         near = read_width(value, variables, extents, math.gcd(self.max_access_width, line))
         read = math.gcd(self.max_access_width, self.depth) if by_steps else contiguous_count
@@ -579,8 +579,10 @@ class TiledMatmulKernel:
         for n in range(unit):
             stmts += [*a.emit_loads(first, n), *b.emit_loads(first, n)]
             stmts.append(self.emit_step(a.values(first, n), b.values(first, n)))
-        own = [buffer for buffer in registers if buffer is not None]
-        return serial_loop(step, self.depth // unit, wrap_in_allocations(seq(*stmts), own))
+        register_buffers = [buffer for buffer in registers if buffer is not None]
+        return serial_loop(
+            step, self.depth // unit, wrap_in_allocations(seq(*stmts), register_buffers)
+        )
 
     def operand_registers(self, tile: SharedTile, lines: int) -> Buffer | None:
         """Return the registers of wide operand reads, or None for scalar reads."""

@@ -250,10 +250,10 @@ def implementation_of(
     # A schedule alone goes with the operator's own computation.
     if schedule is None:
         return None
-    own = own_lowering(name)
-    if own is None:
+    user_lowering = own_lowering(name)
+    if user_lowering is None:
         raise CompileError(f"{name}: a schedule was registered, and the operator has no kernel")
-    return OpImplementation(own.fcompute, schedule, name)
+    return OpImplementation(user_lowering.fcompute, schedule, name)
 
 
 def version_of(name: str) -> int | None:

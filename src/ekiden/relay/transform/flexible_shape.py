@@ -135,9 +135,11 @@ class _ShapeDispatcher:
         if full in module:
             raise CompileError(f"FlexibleShapeDispatch: the module has a function @{full} already")
         # Variables of its own, as each variant declares another type for them.
-        own = [Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params]
-        body = bind(self.main.body, dict(zip(self.main.params, own, strict=True)))
-        variant = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
+        fresh_params = [
+            Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params
+        ]
+        body = bind(self.main.body, dict(zip(self.main.params, fresh_params, strict=True)))
+        variant = self.main.with_fields(params=tuple(fresh_params), body=body, ret_type=None)
         extended = module.with_function(full, variant.with_attr("Inline", 1))
         return extended.get_global_var(full), extended
 

@@ -243,11 +243,12 @@ def _make_data_layout_rule(fits: Callable[[str, str], bool]) -> LayoutRule:
     return infer_from_data
 
 
-def _preserves_spatial_axes(layout: str, own: str) -> bool:
+def _preserves_spatial_axes(layout: str, native_layout: str) -> bool:
     """Return whether the spatial axes keep their positions and stay unsplit."""
-    axes = [letter for letter in "DHW" if axis_index(own, letter) >= 0]
+    axes = [letter for letter in "DHW" if axis_index(native_layout, letter) >= 0]
     return all(
-        axis_index(layout, a) == axis_index(own, a) and not block_factor(layout, a) for a in axes
+        axis_index(layout, a) == axis_index(native_layout, a) and not block_factor(layout, a)
+        for a in axes
     )
 
 
@@ -256,8 +257,8 @@ def _infer_pool(
 ) -> _InferredLayouts:
     """Infer the layouts of a pooling, which adopts any layout with unsplit spatial axes."""
 
-    def fits(layout: str, own: str) -> bool:
-        axes = [letter for letter in "DHW" if axis_index(own, letter) >= 0]
+    def fits(layout: str, native_layout: str) -> bool:
+        axes = [letter for letter in "DHW" if axis_index(native_layout, letter) >= 0]
         return all(axis_index(layout, a) >= 0 and not block_factor(layout, a) for a in axes)
 
     # An explicit output layout fixes the call's own layout, too.

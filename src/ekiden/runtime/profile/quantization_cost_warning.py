@@ -21,17 +21,17 @@ def quantized_slowdown_warning(calls: Iterable[Mapping[str, object]]) -> str:
     costs = [
         pair for call in calls if (pair := parse_kernel_cycles(call.get("cycles"))) is not None
     ]
-    own, floats = (sum(cost[n] for cost in costs) for n in range(2))
+    int8_cycles, floats = (sum(cost[n] for cost in costs) for n in range(2))
     passes = sum(cost[0] for cost in costs if not cost[1])
     is_quantized = any(cost[1] and cost[0] != cost[1] for cost in costs)
     # Where products alone are slower, their kernels are reported.
     has_costly_passes = passes >= (MIN_SLOWDOWN - 1) * floats
-    if not (is_quantized and has_costly_passes and own >= MIN_SLOWDOWN * floats):
+    if not (is_quantized and has_costly_passes and int8_cycles >= MIN_SLOWDOWN * floats):
         return ""
     return (
-        f"the quantised program takes {own / floats:.1f} times as long as its floats by the model:"
-        f" finding ranges and rounding takes {passes / own:.0%} of it; leave layers of few products"
-        f" in floats, or quantise statically"
+        f"the quantised program takes {int8_cycles / floats:.1f} times as long as its floats by "
+        f"the model: finding ranges and rounding takes {passes / int8_cycles:.0%} of it; leave "
+        f"layers of few products in floats, or quantise statically"
     )
 
 
@@ -39,8 +39,8 @@ def parse_kernel_cycles(cycles: object) -> tuple[int, int] | None:
     """Return the predicted cycles in a kernel's metadata; None if there are none."""
     if not isinstance(cycles, (list, tuple)):
         return None
-    own, floats = cycles
-    return int(own), int(floats)
+    int8_cycles, floats = cycles
+    return int(int8_cycles), int(floats)
 
 
 __all__ = ["MIN_SLOWDOWN", "parse_kernel_cycles", "quantized_slowdown_warning"]

@@ -109,10 +109,12 @@ class HybridFunction:
         """Return tensors if an argument is a te tensor; else the Python function's result."""
         if any(isinstance(a, (Tensor, Var)) for a in args):
             return _compile_call(self, args)
-        own = self._function
-        names = {**HYBRID_GLOBALS, **own.__globals__}  # the function's own stay as they are
-        run = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-        run.__kwdefaults__ = own.__kwdefaults__
+        function = self._function
+        names = {**HYBRID_GLOBALS, **function.__globals__}  # the function's own stay as they are
+        run = FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+        )
+        run.__kwdefaults__ = function.__kwdefaults__
         return run(*args)
 
 
@@ -303,9 +305,9 @@ class _HybridParser:
             chosen = bool(getattr(test, "value", test))
             self.parse_body(node.body if chosen else node.orelse)
             return
-        yes = self._parse_block(node.body)
-        no = self._parse_block(node.orelse) if node.orelse else None
-        self._emit(IfThenElse(test, yes, no))
+        true_value = self._parse_block(node.body)
+        false_value = self._parse_block(node.orelse) if node.orelse else None
+        self._emit(IfThenElse(test, true_value, false_value))
 
     def _for(self, node: ast.For) -> None:
         if not isinstance(node.target, ast.Name) or node.orelse:
@@ -365,10 +367,10 @@ class _HybridParser:
             case ast.UnaryOp():
                 return self._evaluate_unary(node)
             case ast.IfExp():
-                yes, no = unify_operands(
+                true_value, false_value = unify_operands(
                     [self._evaluate_number(node.body), self._evaluate_number(node.orelse)]
                 )
-                return if_then_else(self.evaluate_condition(node.test), yes, no)
+                return if_then_else(self.evaluate_condition(node.test), true_value, false_value)
             case ast.Call():
                 return self._call(node)
             case _:

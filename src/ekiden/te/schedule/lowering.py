@@ -323,8 +323,8 @@ class ScheduleLowering:
             block = self.sch.get(copy)
             if not isinstance(block, Block) or block.name not in self.dataflow.scan_copy_blocks:
                 continue
-            own = self.sch.get_loops(copy)[-len(axes) :] if axes else []
-            loops: dict[Axis, LoopRV] = dict(zip(axes, own, strict=True))
+            axis_loops = self.sch.get_loops(copy)[-len(axes) :] if axes else []
+            loops: dict[Axis, LoopRV] = dict(zip(axes, axis_loops, strict=True))
             for step in stage.steps:
                 own_step = _spatial_step(step)
                 if own_step is not None:
@@ -337,8 +337,10 @@ class ScheduleLowering:
     def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
         """Transform the layout of an argument through a stage that reads it."""
         tensor = self.dataflow.tensors(stage)[0]
-        own = [s for s in stages if s.enclosing_scan is None]
-        readers = [s for s in own if tensor in self.dataflow.tensors(s)[0].op.input_tensors]
+        unscanned_stages = [s for s in stages if s.enclosing_scan is None]
+        readers = [
+            s for s in unscanned_stages if tensor in self.dataflow.tensors(s)[0].op.input_tensors
+        ]
         if not readers:
             raise ScheduleError(f"transform_layout of {stage.name!r}: no computation reads it")
         for index_map, _ in stage.layouts:
@@ -351,9 +353,9 @@ class ScheduleLowering:
         assert isinstance(realize, BlockRealize)
         axes = _initial_axes(stage)
         loops = self.sch.get_loops(block)
-        own = loops[len(loops) - len(axes) :] if axes else []
+        axis_loops = loops[len(loops) - len(axes) :] if axes else []
         variables: dict[Var, PrimExpr] = {}
-        for axis, loop in zip(axes, own, strict=True):
+        for axis, loop in zip(axes, axis_loops, strict=True):
             self._record_loop(axis, loop)
             loop_stmt = self._loop_stmt(loop)
             variables[loop_stmt.loop_var] = loop_stmt.min

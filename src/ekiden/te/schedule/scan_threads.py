@@ -58,12 +58,12 @@ class _TimeThreadInterchange(StmtMutator):
         for loop in reversed(threads):
             body = loop.with_fields(body=body)
             chain.insert(0, body)
-        own = {s.loop_var for s in threads}
+        thread_vars = {s.loop_var for s in threads}
         program = ScheduleProgram(self._func.with_fields(body=body))
         for buffer in buffers_written(body):
             # After the interchange each thread runs all time steps alone, which is valid only if no
             # thread reads what another one writes.
-            if overlap_fault(program, chain[-1], buffer, own, chain) is not None:
+            if overlap_fault(program, chain[-1], buffer, thread_vars, chain) is not None:
                 return super().visit_for(stmt)
         return body
 

@@ -104,10 +104,10 @@ class Stage:
     def _tensorize_own_axes(self, op: TensorComputeOp) -> None:
         """Make the instruction's own axes innermost, and tensorize them."""
         outer_sums = len(op.reduce_axis) - op.num_intrin_reduce_axes
-        own: list[Axis] = [*op.axis[-op.num_intrin_axes :], *op.reduce_axis[outer_sums:]]
+        intrin_axes: list[Axis] = [*op.axis[-op.num_intrin_axes :], *op.reduce_axis[outer_sums:]]
         if outer_sums:
-            self.reorder(*op.reduce_axis[:outer_sums], *own)
-        self.tensorize(own[0], op.intrin)  # type: ignore[arg-type]
+            self.reorder(*op.reduce_axis[:outer_sums], *intrin_axes)
+        self.tensorize(intrin_axes[0], op.intrin)  # type: ignore[arg-type]
 
     def refuse_within(self, what: str) -> None:
         """Raise ScheduleError where the computation is a step of a scan, or an instruction's."""

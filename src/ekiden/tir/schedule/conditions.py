@@ -270,8 +270,8 @@ def _symbolic_regions(
     inner: Sequence[For],
     conditions: Sequence[_Condition],
 ) -> list[_Region]:
-    """Return up to three regions: the middle, in which all linear conditions hold, and the
-    iterations before and behind it.
+    """Partition a loop into at most three regions: the middle, in which all linear conditions hold,
+    and the iterations before and after it.
     """
     name, var = realize.block.name, loop.loop_var
     above = program.loops_above(loop)

@@ -265,14 +265,16 @@ def tvm_stack_make_array(
     del strides, ndim, element, dtype
     if not isinstance(data, tir_expr.BufferAddress):
         raise TypeError("T.tvm_stack_make_array takes the address of a buffer: A.data")
-    own = data.buffer
+    data_pointer = data.buffer
     declared_shape, own_shape = (
-        [getattr(d, "value", d) for d in dims] for dims in (shape, own.shape)
+        [getattr(d, "value", d) for d in dims] for dims in (shape, data_pointer.shape)
     )
-    begins = prim.is_const(elem_offset, 0) or elem_offset is own.elem_offset
+    begins = prim.is_const(elem_offset, 0) or elem_offset is data_pointer.elem_offset
     if declared_shape != own_shape or not begins:
-        raise ValueError(f"T.tvm_stack_make_array: {own.name!r} has another shape or offset")
-    return own.access_ptr("rw")
+        raise ValueError(
+            f"T.tvm_stack_make_array: {data_pointer.name!r} has another shape or offset"
+        )
+    return data_pointer.access_ptr("rw")
 
 
 def target(config: str | Mapping[str, object], host: object = None) -> Target:

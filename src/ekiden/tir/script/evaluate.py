@@ -285,8 +285,9 @@ class Evaluator:
         test = self.evaluate(node.test)
         if not isinstance(test, PrimExpr):
             return self.evaluate(node.body if test else node.orelse)
-        yes, no = self.evaluate(node.body), self.evaluate(node.orelse)
-        return self.call_reporting_errors(node, script.T.if_then_else, test, yes, no)  # type: ignore[arg-type]
+        true_value, false_value = self.evaluate(node.body), self.evaluate(node.orelse)
+        values = test, true_value, false_value
+        return self.call_reporting_errors(node, script.T.if_then_else, *values)  # type: ignore[arg-type]
 
     def _eval_by_python(self, node: ast.expr) -> object:
         """Evaluate comprehensions, lambdas and f-strings by Python itself, under the same names."""

@@ -141,10 +141,12 @@ class _BufferCompactor(StmtMutator):
             return stmt
         # Tried as thread-private first: only then may it move inside loops over threads.
         if stmt.buffer.scope == "global":
-            own = stmt.buffer.with_fields(scope="local")
-            body = _OffsetRewriter(stmt.buffer, own, _full_region(own)).visit(stmt.body)
-            if _is_thread_private(body, own, list(self._loops)):
-                return _sink_allocation(body, own, list(self._loops), [])
+            thread_local = stmt.buffer.with_fields(scope="local")
+            body = _OffsetRewriter(stmt.buffer, thread_local, _full_region(thread_local)).visit(
+                stmt.body
+            )
+            if _is_thread_private(body, thread_local, list(self._loops)):
+                return _sink_allocation(body, thread_local, list(self._loops), [])
         return _sink_allocation(stmt.body, stmt.buffer, list(self._loops), [])
 
 

@@ -131,8 +131,8 @@ class _CrossThreadReductionLowerer(StmtMutator):
         )
 
     def _lower_nest(self, nest: _ThreadReductionNest) -> Stmt:
-        """Emit own = identity; the remaining loops with own = combine(own, term); the combination
-        of threads; the store.
+        """Emit a nest as partial reductions of each thread (partial = identity; partial =
+        combine(partial, term)), their combination across threads, and the store.
         """
         realize = nest.realize
         reduction = match_reduction(realize.block)
@@ -147,11 +147,11 @@ class _CrossThreadReductionLowerer(StmtMutator):
         }
         elements_of_result, starts, initial, terms = substitute_iterators(reduction, values)
         stored_where = self._store_conditions(nest)
-        own = [
+        partials = [
             Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in elements_of_result
         ]
-        own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
-        step = reduction.combine(own_elements, element_loads(own), terms)
+        own_elements: Elements = [(b, _ZERO_INDEX) for b in partials]
+        step = reduction.combine(own_elements, element_loads(partials), terms)
         if not is_const(realize.predicate, True):
             step = IfThenElse(realize.predicate, step)
         # Statements before the block are lowered under the hoisted loops, inside which they now
@@ -168,7 +168,7 @@ class _CrossThreadReductionLowerer(StmtMutator):
         # A value that is read later in the kernel is stored by every thread and read back by the
         # same thread, so that no barrier is needed.
         is_result = all(b in self._results for b, _ in elements_of_result)
-        combined = team.emit_combination(reduction, own, everywhere=not is_result)
+        combined = team.emit_combination(reduction, partials, everywhere=not is_result)
         del self._enclosing_thread_loops[
             len(self._enclosing_thread_loops) - len(outer) - len(threads) :
         ]
@@ -179,10 +179,10 @@ class _CrossThreadReductionLowerer(StmtMutator):
             store = IfThenElse(condition, store)
         # Each thread starts from the identity element, not from the initial value, which must count
         # once.
-        begin = [BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, starts, strict=True)]
+        begin = [BufferStore(b, e, _ZERO_INDEX) for b, e in zip(partials, starts, strict=True)]
         body: Stmt = seq(*begin, steps, *combined.statements, store)
         # Inside the loops over threads: one copy per thread.
-        for buffer in (*own, *combined.local):
+        for buffer in (*partials, *combined.local):
             body = Allocate(buffer, body)
         for loop in reversed(threads):
             body = loop.with_fields(body=body)

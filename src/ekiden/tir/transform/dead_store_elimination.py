@@ -69,22 +69,24 @@ def _overwrites(later: _StoreNest, earlier: _StoreNest) -> bool:
     analyzer = Analyzer()
     for loop in earlier.loops:
         analyzer.bind(loop.loop_var, loop.min, loop.extent)
-    own = {loop.loop_var: loop for loop in later.loops}
+    later_loops = {loop.loop_var: loop for loop in later.loops}
     values: dict[Var, PrimExpr] = {}
     obligations: list[PrimExpr] = []
     for index, earlier_index in zip(later.store.indices, earlier.store.indices, strict=True):
-        if isinstance(index, Var) and index in own and index not in values:
+        if isinstance(index, Var) and index in later_loops and index not in values:
             values[index] = cast(earlier_index, index.dtype)
-            loop = own[index]
+            loop = later_loops[index]
             index_value, low = cast(earlier_index, "int64"), cast(loop.min, "int64")
             obligations += [GE(index_value, low), LT(index_value, low + cast(loop.extent, "int64"))]
-        elif any(v in own for v in post_order(index)) or not _prove_equal(
+        elif any(v in later_loops for v in post_order(index)) or not _prove_equal(
             index, earlier_index, analyzer
         ):
             return False
-    if len(values) < len(own):  # a loop over what is no axis: it must run at least once
+    if len(values) < len(later_loops):  # a loop over what is no axis: it must run at least once
         obligations += [
-            LT(const(0), cast(loop.extent, "int64")) for v, loop in own.items() if v not in values
+            LT(const(0), cast(loop.extent, "int64"))
+            for v, loop in later_loops.items()
+            if v not in values
         ]
     # The later store must happen wherever the earlier one did; the earlier one's conditions may be
     # assumed.

@@ -60,8 +60,8 @@ class _HostDeviceSplitter(StmtMutator):
 
     def _order_params(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Return the function's parameters in their order, then local buffers."""
-        own = [b for b in self._func.buffers if b in buffers]
-        return own + [b for b in buffers if b not in own]
+        kernel_buffers = [b for b in self._func.buffers if b in buffers]
+        return kernel_buffers + [b for b in buffers if b not in kernel_buffers]
 
 
 def _with_fresh_params(func: PrimFunc) -> PrimFunc:
@@ -69,19 +69,19 @@ def _with_fresh_params(func: PrimFunc) -> PrimFunc:
     could not be printed as separate texts.
     """
     sizes = free_vars(*(size for b in func.buffers for size in b.sizes()))
-    own: dict[Var, PrimExpr] = {
+    fresh_params: dict[Var, PrimExpr] = {
         v: type(v)(v.name, v.dtype) for v in dict.fromkeys((*sizes, *func.scalars))
     }
     buffers = {
         b: b.with_fields(
-            shape=tuple(substitute(d, own) for d in b.shape),
-            strides=tuple(substitute(d, own) for d in b.strides),
-            elem_offset=None if b.elem_offset is None else substitute(b.elem_offset, own),
+            shape=tuple(substitute(d, fresh_params) for d in b.shape),
+            strides=tuple(substitute(d, fresh_params) for d in b.strides),
+            elem_offset=None if b.elem_offset is None else substitute(b.elem_offset, fresh_params),
         )
         for b in func.buffers
     }
-    params = tuple(buffers[p] if isinstance(p, Buffer) else own[p] for p in func.params)
-    body = rename(func.body, own, buffers)
+    params = tuple(buffers[p] if isinstance(p, Buffer) else fresh_params[p] for p in func.params)
+    body = rename(func.body, fresh_params, buffers)
     return func.with_fields(params=cast("tuple[Buffer | Var, ...]", params), body=body)
 
 

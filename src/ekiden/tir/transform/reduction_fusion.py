@@ -254,12 +254,14 @@ class _StoreReducer(StmtMutator):
             body = self.visit(stmt.body)
         else:
             body = self.visit_for(loop)
-        own = self.accumulators
+        accumulators = self.accumulators
         self.accumulators, self.loop_var, self.num_sites, self.site = outer
         results = Buffer("parts", (num_chunks,), self.reduction.dtype)
         first = stmt.min if loop is None else const(0)
         number = simplify(chunk - first)
-        body = own.wrap_with_accumulators(seq(body, BufferStore(results, own.result(), (number,))))
+        body = accumulators.wrap_with_accumulators(
+            seq(body, BufferStore(results, accumulators.result(), (number,)))
+        )
         n = Var("n")
         slot = call_intrin("bitwise_and", n, const(NUM_ACCUMULATORS - 1), dtype="int64")
         collect = self.accumulators.emit_update(results[n], slot)
@@ -372,9 +374,11 @@ def _has_plain_stores(root: Stmt, source: Buffer, loops: Sequence[For]) -> bool:
             return False
         if isinstance(stmt, For) and stmt.kind not in RUNNING_LOOP_KINDS:
             return False
-    own = {id(e) for loop in loops for e in all_exprs(loop)}
+    nested_exprs = {id(e) for loop in loops for e in all_exprs(loop)}
     return not any(
-        isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is source and id(e) not in own
+        isinstance(e, (BufferLoad, BufferAddress))
+        and e.buffer is source
+        and id(e) not in nested_exprs
         for e in all_exprs(root)
     )
 

@@ -160,11 +160,11 @@ class _ConditionalSimplifier(Simplifier):
             return e
         match e:
             case Select() | Intrinsic(op="if_then_else"):
-                condition, yes, no = children(e)
+                condition, true_value, false_value = children(e)
                 condition = self.analyzer.simplify(self._simplify_choices(condition, depth + 1))
                 sides = [
                     self._simplify_under(holding, side, depth)
-                    for holding, side in ((condition, yes), (Not(condition), no))
+                    for holding, side in ((condition, true_value), (Not(condition), false_value))
                 ]
                 return rebuild(e, (condition, *sides))
             case And() | Or():

@@ -65,7 +65,7 @@ def emit_tree_reduction(
 
 
 def emit_shuffles(
-    own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int
+    partials: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int
 ) -> list[PrimExpr]:
     """Return the register values of other threads of the warp.
 
@@ -78,7 +78,8 @@ def emit_shuffles(
     number = const(lane, "int32") if isinstance(lane, int) else lane
     of = number, const(width, "int32"), const(WARP_SIZE, "int32")
     return [
-        call_intrin(op, const(FULL_WARP_MASK, "uint32"), value, *of) for value in element_loads(own)
+        call_intrin(op, const(FULL_WARP_MASK, "uint32"), value, *of)
+        for value in element_loads(partials)
     ]
 
 

@@ -171,8 +171,8 @@ def layer_norm(
     their axes (None: absent).
     """
     axes = normalize_axes(axis, data.ndim, "layer_norm")
-    own = affine_transform(gamma, beta, lambda i: [i[a] for a in axes])
-    return normalize(data, axes, epsilon, own, "layer_norm")
+    affine = affine_transform(gamma, beta, lambda i: [i[a] for a in axes])
+    return normalize(data, axes, epsilon, affine, "layer_norm")
 
 
 def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) -> Tensor:
@@ -190,8 +190,8 @@ def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) ->
         """Normalise in the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
-        own = cast(weight[[i[a] for a in axes]], wide)
-        return cast(cast(data[i], wide) * factor * own, data.dtype)
+        weight_element = cast(weight[[i[a] for a in axes]], wide)
+        return cast(cast(data[i], wide) * factor * weight_element, data.dtype)
 
     return te.compute(
         data.shape, normalize_element, name="rms_norm", tag="layer_norm", attrs={"axes": axes}

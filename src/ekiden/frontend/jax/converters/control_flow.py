@@ -131,7 +131,10 @@ def _select_elementwise(
     """Select between the results of both branches elementwise."""
     pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
     # Inside a body evaluated on tensors, elements take different branches; both are pure.
-    chosen = [node.bind_shared(op.where(test, yes, no)) for yes, no in pairs]
+    chosen = [
+        node.bind_shared(op.where(test, true_value, false_value))
+        for true_value, false_value in pairs
+    ]
     return reassemble_complex(node.operation.results, chosen)
 
 

@@ -281,8 +281,10 @@ def _project_heads(node: OnnxNode, data: Expr, index: int) -> Expr:
             node.reject("the widths of 'query' and 'bias' must be constant")
         # The bias is [query | key | value]; value may have another width than the others.
         cuts = (0, width, 2 * width, end)
-        own = op.strided_slice(node.expr(3), begin=[cuts[index]], end=[cuts[index + 1]], axes=[0])
-        data = op.add(data, own)
+        bias_slice = op.strided_slice(
+            node.expr(3), begin=[cuts[index]], end=[cuts[index + 1]], axes=[0]
+        )
+        data = op.add(data, bias_slice)
     return _split_heads(node, data, heads)
 
 
@@ -554,11 +556,11 @@ def _grouped_query_mask(node: OnnxNode, cache: _KeyCacheLayout, batch: PrimExpr)
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
     # The position of a query is its row behind the keys that its sequence already has.
-    own = op.add(row, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
-    is_visible: Expr = op.less_equal(key, own)
+    query_position = op.add(row, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
+    is_visible: Expr = op.less_equal(key, query_position)
     window = node.get_int("local_window_size", -1)
     if window >= 0:
-        near = op.greater(key, op.subtract(own, const(window, "int32")))
+        near = op.greater(key, op.subtract(query_position, const(window, "int32")))
         is_visible = op.logical_and(is_visible, near)
     is_there = op.less(key, op.reshape(cache.lengths, (batch, 1, 1, 1)))
     if node.get_int("causal", 1):

@@ -430,11 +430,11 @@ def _forest_before_v5(node: OnnxNode, dtype: type) -> _ParsedForest:
             node.reject(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
         return number[position]
 
-    yes, no = map(branch_targets, sides)
+    true_value, false_value = map(branch_targets, sides)
     inner = ~is_leaf
     count = np.ones(int(inner.sum()), np.int64)
     branches = BranchNodes(
-        modes[inner], features[inner], values[inner], count, missing[inner], yes, no
+        modes[inner], features[inner], values[inner], count, missing[inner], true_value, false_value
     )
     _, firsts = np.unique(trees, return_index=True)
     roots = number[names.find_positions(trees[firsts], ids[firsts])]

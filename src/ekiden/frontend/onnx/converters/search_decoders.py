@@ -301,10 +301,10 @@ class EncoderDecoder(SearchDecoder):
         if len(outputs) != count:
             self.node.reject(f"its encoder must have {count} outputs, got {len(outputs)}")
         logits, hidden, *both = outputs
-        own, cross_values = both[: self.count], both[self.count :]
+        self_values, cross_values = both[: self.count], both[self.count :]
         hidden_states = [hidden] if self.takes_hidden else []
         self.steady = self.expand_to_beams([*steady, *hidden_states, *cross_values])
-        presents = self.expand_to_beams(own)
+        presents = self.expand_to_beams(self_values)
         if self.buffers.names:
             presents = self.buffers.pad_to_buffers(presents)
         return tokens, self.search.expand_to_beams(self.last_logits(logits)), presents

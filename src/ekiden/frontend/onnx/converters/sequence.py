@@ -214,7 +214,7 @@ def _sequence_map(node: OnnxNode) -> list[Value]:
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
     def map_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Import one iteration on the elements at its number."""
+        """Import one iteration on the elements at the loop index."""
         position, scope = node.scope.expr(index), node.scope
         elements = [
             scope.bind_named(sequence.at(scope.expr(v), position))

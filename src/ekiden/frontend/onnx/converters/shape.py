@@ -234,12 +234,12 @@ def _expand_to_runtime_shape(node: OnnxNode) -> Value:
         node.reject("the number of dimensions of 'shape' must be constant")
     rank = max(count, node.rank(0))
     # Broadcasting in both directions: a target of 1 keeps the input's own extent.
-    own = node.scope.shape_vector(node.value(0), rank)
+    input_shape = node.scope.shape_vector(node.value(0), rank)
     target = node.expr(1)
     if count < rank:
         target = op.concatenate([const(np.ones(rank - count, np.int64)), target], axis=0)
     expanded = op.broadcast_to(
-        node.expr(0), op.where(op.equal(target, const(1, "int64")), own, target)
+        node.expr(0), op.where(op.equal(target, const(1, "int64")), input_shape, target)
     )
     target_dims = [AnyDim() if d is None else d for d in node.partial_elements(1)]
     shape = broadcast_shape(node.shape(0), target_dims)

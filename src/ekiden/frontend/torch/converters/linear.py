@@ -167,14 +167,14 @@ def _visible_queries(node: FxNode, mask: Value) -> Expr | None:
 
 
 def _repeat_kv_heads(node: FxNode, query: Value, x: Value) -> Value:
-    heads, own = known_int(query.type.shape[-3]), known_int(x.type.shape[-3])
-    if heads is None or own is None or heads % own:
+    heads, key_heads = known_int(query.type.shape[-3]), known_int(x.type.shape[-3])
+    if heads is None or key_heads is None or heads % key_heads:
         node.reject("the numbers of heads must be constant and divide")
     axis = len(x.type.shape) - 3
-    if heads == own:
+    if heads == key_heads:
         return x
     return node.as_value(
-        node.scope.attach_span(op.repeat(node.to_expr(x), heads // own, axis=axis))
+        node.scope.attach_span(op.repeat(node.to_expr(x), heads // key_heads, axis=axis))
     )
 
 

@@ -200,11 +200,11 @@ def _differentiate_with_tape(
     function: Function, module: IRModule, rules: _GradientRules
 ) -> tuple[Function, IRModule]:
     used_names = {g.name_hint for g in module.functions}
-    own = GlobalVar(unique_name("gradient of this", used_names))
+    placeholder = GlobalVar(unique_name("gradient of this", used_names))
     # Eta expansion removes constructors used as values; defusion exposes the operators that have
     # rules.
-    typed = _NORMALIZE_PASSES(module.with_function(own, function))
-    root = typed[own]
+    typed = _NORMALIZE_PASSES(module.with_function(placeholder, function))
+    root = typed[placeholder]
     assert isinstance(root, Function)
     types = LiftedTypes(typed)
     reached = _reachable_functions(typed, root)

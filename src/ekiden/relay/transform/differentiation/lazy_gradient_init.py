@@ -112,8 +112,8 @@ class _GradCellRewriter:
         ):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
-            own = self.module.get_global_var(GRAD_CELL_FUNCTIONS[row.linear])
-            return Call(own, (plain, *(self.rewritten[a] for a in call.args)))
+            cell_function = self.module.get_global_var(GRAD_CELL_FUNCTIONS[row.linear])
+            return Call(cell_function, (plain, *(self.rewritten[a] for a in call.args)))
         arg_pairs = zip(call.args, kinds, strict=True)
         args = tuple(self.unwrap_cells(self.rewritten[a], k) for a, k in arg_pairs)
         result = Call(call.op, args, call.attrs, span=call.span)
@@ -179,13 +179,13 @@ def LazyGradientInit() -> Pass:  # noqa: N802
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Import gradient.rly, rewrite the functions of a module over cells, and infer types."""
-        own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+        relay_functions = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
         # Functions of external compilers keep tensors.
-        own = {n: f for n, f in own.items() if f.attr("Compiler") is None}
+        relay_functions = {n: f for n, f in relay_functions.items() if f.attr("Compiler") is None}
         result = module.with_functions(dict(module.functions))
         if "FromGradCell" not in result:
             result.import_from_std("gradient.rly")
-        for name, function in own.items():
+        for name, function in relay_functions.items():
             result[name] = _GradCellRewriter(result).rewrite_function(function)
         return infer_type(result)
 

@@ -72,9 +72,9 @@ class LiftedTypes:
         """Return the standard adjoint type, renamed where the module has another type of
         that name.
         """
-        own = self.definitions.get(ADJOINT_TYPE_DATA.header)
-        if own is None or structural_equal(own, ADJOINT_TYPE_DATA):
-            return own or ADJOINT_TYPE_DATA
+        adjoint_definition = self.definitions.get(ADJOINT_TYPE_DATA.header)
+        if adjoint_definition is None or structural_equal(adjoint_definition, ADJOINT_TYPE_DATA):
+            return adjoint_definition or ADJOINT_TYPE_DATA
         header = GlobalTypeVar(unique_name(ADJOINT_TYPE_DATA.header.name_hint, self._used_names))
         own_constructors = [
             Constructor(c.name_hint, c.inputs, header) for c in ADJOINT_TYPE_DATA.constructors

@@ -87,8 +87,8 @@ def _enclosing_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
         if around is not None:
             functions.update(dict.fromkeys(scope.nodes, around))
         for expr, inner in scope.child_scopes.items():
-            own = expr if isinstance(expr, Function) else around
-            of_scope.update(dict.fromkeys(inner, own))
+            enclosing = expr if isinstance(expr, Function) else around
+            of_scope.update(dict.fromkeys(inner, enclosing))
     return functions
 
 

@@ -63,8 +63,8 @@ def _dilated_padding(
     """Return the padding of the dilated convolution, whose block axes start at `first`; None if no
     padding is equivalent.
     """
-    own = attrs.padding
-    sides = [list(own[:2]), list(own[2:])]
+    conv_padding = attrs.padding
+    sides = [list(conv_padding[:2]), list(conv_padding[2:])]
     for index, block in enumerate(blocks.block_shape):
         pads, cut = blocks.paddings[index], crops.crops[index]
         for i, side in enumerate(sides):

@@ -310,10 +310,13 @@ class _AttentionFuser:
         """Record the mask where(seen, x, c) as the bias where(seen, 0, c), for c so low that added
         scores vanish.
         """
-        condition, yes, no = call.args
+        condition, true_value, false_value = call.args
         dtype = _tensor_type(call).dtype
         zero = Constant(np.zeros((), dtype))
-        for inner, constant, sides in ((yes, no, (zero, no)), (no, yes, (yes, zero))):
+        for inner, constant, sides in (
+            (true_value, false_value, (zero, false_value)),
+            (false_value, true_value, (true_value, zero)),
+        ):
             value = _scalar_value(constant)
             if (
                 value is not None

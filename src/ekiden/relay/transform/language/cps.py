@@ -338,9 +338,9 @@ def to_cps(func: Function, mod: IRModule | None = None) -> Function:
         CompileError: For data whose fields are functions.
     """
     module = IRModule() if mod is None else mod
-    own = GlobalVar("the function of to_cps")
-    typed = _PREPARE_PASSES(module.with_function(own, func))
-    root = typed[own]
+    placeholder = GlobalVar("the function of to_cps")
+    typed = _PREPARE_PASSES(module.with_function(placeholder, func))
+    root = typed[placeholder]
     assert isinstance(root, Function)
     names = {g: _cps_name(module, g) for g in _reachable_functions(typed, root)}
     for name, beside in names.items():

@@ -402,10 +402,10 @@ class _Defunctionalizer:
         new: dict[RelayExpr, RelayExpr] = {}
         # A recursive local function refers to its own closure, which is rebuilt rather than
         # captured.
-        own = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
+        bound_vars = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
         for expr in post_order(function, into_functions=True):
             if expr is not function:
-                new[expr] = self._convert_expr(expr, new, own)
+                new[expr] = self._convert_expr(expr, new, bound_vars)
         params = [new[p] for p in function.params]
         rebuilt = rebuild(function, [*params, self._convert_value(function.body, new)])
         assert isinstance(rebuilt, Function)
@@ -429,7 +429,7 @@ class _Defunctionalizer:
         self,
         expr: RelayExpr,
         new: Mapping[RelayExpr, RelayExpr],
-        own: Mapping[RelayExpr, Var],
+        bound_vars: Mapping[RelayExpr, Var],
     ) -> RelayExpr:
         match expr:
             case Var(name_hint=hint):
@@ -442,7 +442,7 @@ class _Defunctionalizer:
             case Function() if is_atom(expr):
                 return expr
             case Function():
-                return self._convert_closure(expr, new, own.get(expr))
+                return self._convert_closure(expr, new, bound_vars.get(expr))
             case Call(op=callee, args=args):
                 values = tuple(self._convert_value(a, new) for a in args)
                 if isinstance(callee, (Op, GlobalVar, Constructor)) or (is_atom(callee) and (
@@ -470,10 +470,10 @@ class _Defunctionalizer:
         return _replace_constructors(renamed, self.constructors)
 
     def _convert_closure(
-        self, function: Function, new: Mapping[RelayExpr, RelayExpr], own: Var | None
+        self, function: Function, new: Mapping[RelayExpr, RelayExpr], self_var: Var | None
     ) -> RelayExpr:
         family = self._closure_type_of_value(function.checked_type)
-        captured = [v for v in free_vars(function) if v is not own]
+        captured = [v for v in free_vars(function) if v is not self_var]
         values = [new[v] for v in captured]
         kinds = [self.convert_type(v.checked_type) for v in captured]
         number = len(family.constructors)
@@ -492,8 +492,8 @@ class _Defunctionalizer:
                 inner = new[param]
                 assert isinstance(inner, Var)
                 within[inner] = apply_param
-            if own is not None:
-                itself = new[own]
+            if self_var is not None:
+                itself = new[self_var]
                 assert isinstance(itself, Var)
                 within[itself] = Call(family.constructors[number], fields)
             return bind(self._convert_value(function.body, new), within)

@@ -23,13 +23,13 @@ def _eta_wrapper(callee: RelayExpr, kind: FuncType) -> Function:
 
     Its type parameters are its own: those of a constructor are its data type's.
     """
-    own = {v: TypeVar(v.name_hint, v.kind) for v in kind.type_params}
+    fresh_type_params = {v: TypeVar(v.name_hint, v.kind) for v in kind.type_params}
     arg_tuple, result = (
-        substitute_type(t, own) for t in (TupleType(kind.arg_types), kind.ret_type)
+        substitute_type(t, fresh_type_params) for t in (TupleType(kind.arg_types), kind.ret_type)
     )
     assert isinstance(arg_tuple, TupleType)
     params = tuple(Var(f"eta{i}", t) for i, t in enumerate(arg_tuple.fields))
-    return Function(params, Call(callee, params), result, tuple(own.values()))
+    return Function(params, Call(callee, params), result, tuple(fresh_type_params.values()))
 
 
 def _eta_expand(

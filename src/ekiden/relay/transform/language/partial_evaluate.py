@@ -481,12 +481,16 @@ class _Specializer:
         return StaticValue(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
 
 
-def _close_type(kind: Type | None, own: set[TypeVar]) -> Type | None:
+def _close_type(kind: Type | None, bound_type_vars: set[TypeVar]) -> Type | None:
     """Return a type, or None if it mentions a type parameter of an enclosing function, which no
     longer exists.
     """
     components = [] if kind is None else type_post_order(kind)
-    return None if any(isinstance(t, TypeVar) and t not in own for t in components) else kind
+    return (
+        None
+        if any(isinstance(t, TypeVar) and t not in bound_type_vars for t in components)
+        else kind
+    )
 
 
 def _residual_expr(value: StaticValue) -> RelayExpr:

@@ -49,12 +49,12 @@ def _assign_names(scopes: list[RelayScope]) -> VarByExpr:
     names: VarByExpr = {}
     lets: list[Let] = []
     for scope in scopes:
-        own = [e for e in scope.nodes if isinstance(e, Let)]
-        let_vars = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
+        scope_lets = [e for e in scope.nodes if isinstance(e, Let)]
+        let_vars = {e.value: e.var for e in reversed(scope_lets) if not isinstance(e.value, Let)}
         for expr in scope.nodes:
             if not isinstance(expr, Let):
                 names[expr] = let_vars.get(expr) or _fresh_var(len(names), expr)
-        lets.extend(own)
+        lets.extend(scope_lets)
     for let in lets:
         _name_let(let, names)
     return names

@@ -111,11 +111,11 @@ def _apply_user_alteration(
 ) -> RelayExpr | None:
     """Return the call altered by a user's FTVMAlterOpLayout, or None."""
     assert isinstance(call.op, Op)
-    own: Any = OP_ATTRS.get(ALTER_OP_LAYOUT_ATTR, {}).get(call.op.name)
-    if own is None:
+    user_rule: Any = OP_ATTRS.get(ALTER_OP_LAYOUT_ATTR, {}).get(call.op.name)
+    if user_rule is None:
         return None
     infos = layout_rewriter.tensor_infos([a.checked_type for a in call.args])
-    return own(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
+    return user_rule(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
 
 
 def _apply_user_alterations(body: RelayExpr) -> RelayExpr:

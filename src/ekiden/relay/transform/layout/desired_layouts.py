@@ -158,10 +158,10 @@ def convert_to_layouts(module: IRModule, desired: DesiredLayouts) -> IRModule:
         if name not in desired:
             return None
         layouts = list(map(str, desired[name]))
-        own: Any = user_rules.get(name)
-        if own is not None:
+        user_rule: Any = user_rules.get(name)
+        if user_rule is not None:
             infos = tensor_infos([a.checked_type for a in call.args])
-            return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
+            return user_rule(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
         new_attrs = _attrs_for_layouts(call, attrs, layouts)
         # Before the count: a convolution that cannot be converted is not one to skip.
         if not _are_blocks_divisible(call, attrs, new_attrs):

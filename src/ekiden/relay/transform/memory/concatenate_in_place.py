@@ -263,8 +263,8 @@ class _ConcatenationRewriter:
 
     def _place_operands(self, kernel: _KernelCall, axis: int) -> None:
         """Assign slice locations to the operands of one concatenation."""
-        shape, own = _tensor_shape(kernel.output), self.locations.get(kernel.output)
-        home = own or self._new_location(kernel.output)
+        shape, output_location = _tensor_shape(kernel.output), self.locations.get(kernel.output)
+        home = output_location or self._new_location(kernel.output)
         if home is None or any(not isinstance(p, Var) for p in kernel.inputs):
             return
         is_last = axis == len(shape) - 1

@@ -30,14 +30,14 @@ def _used_vars(value: RelayExpr) -> set[Var]:
 def _insert_kills(chain: LetChain, is_function_body: bool) -> LetChain:
     assert chain.result is not None
     # Variables of outer chains may be read again after this one.
-    own = {v: index for index, (v, _) in enumerate(chain.bindings)}
+    binding_index = {v: index for index, (v, _) in enumerate(chain.bindings)}
     alive = _used_vars(chain.result)
     backwards: list[LetBinding] = []
     for variable, value in reversed(chain.bindings):
-        used = {v for v in _used_vars(value) if v in own}
+        used = {v for v in _used_vars(value) if v in binding_index}
         # Walking backwards, the first use that is met is the last one; sorting makes the order
         # stable.
-        dying = sorted(used - alive, key=own.__getitem__)
+        dying = sorted(used - alive, key=binding_index.__getitem__)
         # Nobody reads it, so it dies where it is made.
         if variable not in alive and not _is_effect_only(value):
             dying.append(variable)

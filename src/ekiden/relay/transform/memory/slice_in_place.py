@@ -119,16 +119,23 @@ class _SliceFinder:
         for output, box in zip(outputs.fields, boxes, strict=True):
             start = _box_offset(box, kind)
             assert isinstance(output, Var)
-            own = self.locations[output].storage
+            output_storage = self.locations[output].storage
             # One result that must be copied keeps the whole kernel.
-            if start is None or not self._is_planned(own) or self.tensor_counts[own] != 1:
+            if (
+                start is None
+                or not self._is_planned(output_storage)
+                or self.tensor_counts[output_storage] != 1
+            ):
                 return
-            if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
+            if (
+                self.lifetimes.requests[output_storage].device
+                != self.lifetimes.requests[cut.source].device
+            ):
                 return
             position = _StorageLocation(
                 source_location.storage, simplify(source_location.offset + start)
             )
-            cut.result_locations.append((output, own, position))
+            cut.result_locations.append((output, output_storage, position))
         self.slice_kernels.append(cut)
         self.locations.update(
             (output, position) for output, _, position in cut.result_locations

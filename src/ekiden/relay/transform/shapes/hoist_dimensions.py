@@ -43,14 +43,14 @@ def _type_at_path(kind: Type, path: tuple[int, ...]) -> TensorType:
 
 
 def _merge_shape(
-    own: Sequence[PrimExpr], declared: Sequence[PrimExpr], in_use: set[SizeVar]
+    actual: Sequence[PrimExpr], declared: Sequence[PrimExpr], in_use: set[SizeVar]
 ) -> tuple[PrimExpr, ...] | None:
     """Fill the unknown dimensions of a shape from a declared one, or return None.
 
     None means that the declared shape contradicts a known dimension, or that an unknown one would
     become anything but a new name.
     """
-    pairs = tuple(zip(own, declared, strict=True))
+    pairs = tuple(zip(actual, declared, strict=True))
     if any(
         not (isinstance(o, AnyDim) or isinstance(s, AnyDim) or are_equal_dims(o, s))
         for o, s in pairs
