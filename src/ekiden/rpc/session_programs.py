@@ -1,7 +1,7 @@
-"""Session programs as a server manages them: started ahead, watched, ended.
+"""Processes of RPC sessions, which the server preforks, monitors and kills.
 
-A program takes as long to start as Python does, so there is one that waits already when a client
-comes. The server holds its limits: what a session does to itself does not move them.
+A process takes as long to start as Python does, so a spare one waits for the next client. The
+server enforces the limits from outside, since a session cannot be trusted to limit itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Cached properties."""
+"""Cached properties of runtime objects (executables, virtual machines, tokenizers) that threads
+share and that processes inherit by fork.
+"""
 
 from __future__ import annotations
 

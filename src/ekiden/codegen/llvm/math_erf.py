@@ -18,15 +18,16 @@ ERF_DENOMINATOR = (
     1.0, 0.5039245842598646, 0.11724277648063777, 0.01621875952847197, 0.0014084333892950933,
     7.120062948384711e-05, 2.497171868308637e-07,
 )  # fmt: skip
-# erf(x) / x as a polynomial in x**2 on |x| <= 1
+# erf(x) / x as a polynomial in x**2 on |x| <= 1; relative error 2^-56.0
+# (scripts/fit_polynomials.py)
 ERF_SERIES = (
     1.1283791670955126, -0.3761263890318375, 0.11283791670954924, -0.026866170645083204,
     0.005223977624866591, -0.0008548326983060386, 0.00012055331177513614, -1.4925596568712043e-05,
     1.6461017878885293e-06, -1.6350468170693882e-07, 1.466066746345464e-08,
     -1.1375826336832033e-09, 5.96157638842229e-11,
 )  # fmt: skip
-# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]. The fit is most accurate at 1: there
-# erfc is largest, so its relative error weighs most in erf = 1 - erfc.
+# log(1 - erf(x)) as a polynomial in (x - 1) / 5 on [1, 6]; relative error of erf 2^-57.7. The fit
+# is most accurate at 1: there erfc is largest, so its relative error weighs most in erf = 1 - erfc.
 LOG_ERFC_POLYNOMIAL = (
     -1.8496055099332482, -13.194837571173943, -21.077681408966548, -5.1951372552579125,
     6.271140860510387, -6.180945568827609, 3.7081646323061257, 2.0529473272921415,
