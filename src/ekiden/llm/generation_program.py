@@ -58,6 +58,8 @@ PREFILL, DECODE, SPECULATE, DRAFT = "prefill", "decode", "speculate", "draft_ste
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Columns of the settings of a text."""
 
+# Weights are exp of logits minus their maximum, so at most 1: exp cannot overflow. The inverse of a
+# temperature of 0 is 1e30 instead of inf, since the maximum's 0 * inf would be NaN.
 SAMPLING_SOURCE = """
 def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), int32],
             %rows: Tensor[(k), int32], %lengths: Tensor[(k), int32],
@@ -66,19 +68,20 @@ def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), 
     -> Tensor[(k), int32] {
   if (%greedy) {
     let %best = argmax(%logits, axis=[1], keepdims=True);
-    let %none = isnan(gather(%logits, %best, axis=1));
-    reshape(where(%none, -1, cast(%best, dtype="int32")), newshape=[-1])
+    let %is_nan = isnan(gather(%logits, %best, axis=1));
+    reshape(where(%is_nan, -1, cast(%best, dtype="int32")), newshape=[-1])
   } else {
-    let %own = take(%settings, %rows, axis=0);
-    let %penalties = reshape(strided_slice(%own, begin=[4], end=[5], axes=[1]), newshape=[-1]);
-    let %allowed = random.contrib_constrain(%logits, %history, %rows, %lengths, %penalties,
+    let %row_settings = take(%settings, %rows, axis=0);
+    let %penalties = reshape(strided_slice(%row_settings, begin=[4], end=[5], axes=[1]),
+                             newshape=[-1]);
+    let %constrained = random.contrib_constrain(%logits, %history, %rows, %lengths, %penalties,
                                             %moves, %states);
-    let %heat = strided_slice(%own, begin=[0], end=[1], axes=[1]);
-    let %sharp = minimum(divide(1f, %heat), 1e30f);
-    let %below = subtract(%allowed, max(%allowed, axis=[1], keepdims=True));
-    let %weights = exp(multiply(%below, %sharp));
-    let %cuts = strided_slice(%own, begin=[0], end=[4], axes=[1]);
-    random.contrib_draw(%weights, %cuts, take(%seeds, %rows, axis=0), %lengths)
+    let %temperature = strided_slice(%row_settings, begin=[0], end=[1], axes=[1]);
+    let %inverse_temperature = minimum(divide(1f, %temperature), 1e30f);
+    let %shifted_logits = subtract(%constrained, max(%constrained, axis=[1], keepdims=True));
+    let %weights = exp(multiply(%shifted_logits, %inverse_temperature));
+    let %truncation = strided_slice(%row_settings, begin=[0], end=[4], axes=[1]);
+    random.contrib_draw(%weights, %truncation, take(%seeds, %rows, axis=0), %lengths)
   }
 }
 """
@@ -92,22 +95,24 @@ def @loop(%i: int32, %steps: int32, %cache: CACHE, %history: Tensor[(b, w), int3
   if (logical_and(less(%i, %steps), any(%live))) {
     let %positions = subtract(%lengths, 1);
     let %ids = gather_nd(%history, stack((%rows, %positions), axis=0));
-    let %found = @forward(%cache, %ids, %rows, %positions, %tables, %rows);
-    let %logits = %found.0;
-    let %next = %found.1;
+    let %forwarded = @forward(%cache, %ids, %rows, %positions, %tables, %rows);
+    let %logits = %forwarded.0;
+    let %next = %forwarded.1;
     let %tokens = @choose(%logits, %history, %rows, %lengths, %settings, %seeds, %moves, %states,
                           %greedy);
-    let %longer = scatter_nd(%history, stack((%rows, %lengths), axis=0), %tokens, mode="update");
-    let %moved = gather_nd(%moves, stack((maximum(%states, 0), %tokens), axis=0));
+    let %extended = scatter_nd(%history, stack((%rows, %lengths), axis=0), %tokens, mode="update");
+    let %next_states = gather_nd(%moves, stack((maximum(%states, 0), %tokens), axis=0));
     let %ended = any(equal(expand_dims(%tokens, axis=1), %ends), axis=[1]);
-    @loop(add(%i, 1), %steps, %next, %longer, add(%lengths, 1),
-          where(less(%states, 0), %states, %moved), logical_and(%live, logical_not(%ended)),
+    @loop(add(%i, 1), %steps, %next, %extended, add(%lengths, 1),
+          where(less(%states, 0), %states, %next_states), logical_and(%live, logical_not(%ended)),
           %rows, %tables, %settings, %seeds, %moves, %ends, %greedy)
   } else {
     (%cache, %history, %states, %i)
   }
 }
 """
+# The state gives up the cache for the time of a call (`%emptied`): with one reference to it left,
+# the scatters of new keys and values write its pages in place; else each step would copy the cache.
 ENTRY_POINTS_SOURCE = """
 def @prefill(%state: ref(ANY), %ids: Tensor[(n), int32], %sequences: Tensor[(n), int32],
              %positions: Tensor[(n), int32], %tables: Tensor[(b, m), int32],
@@ -119,9 +124,9 @@ def @prefill(%state: ref(ANY), %ids: Tensor[(n), int32], %sequences: Tensor[(n),
     -> (Tensor[(k), int32], Tensor[(k, VOCABULARY), float32]) {
   let %cache = ref_read(%state);
   let %emptied = ref_write(%state, zeros(shape=NONE, dtype="DTYPE"));
-  let %found = @forward(%cache, %ids, %sequences, %positions, %tables, %picks);
-  let %filled = ref_write(%state, %found.1);
-  let %logits = %found.0;
+  let %forwarded = @forward(%cache, %ids, %sequences, %positions, %tables, %picks);
+  let %filled = ref_write(%state, %forwarded.1);
+  let %logits = %forwarded.0;
   let %edited = if (%changed) {
     scatter_nd(%logits, %places, %changes, mode="add")
   } else {
@@ -140,13 +145,17 @@ def @decode(%state: ref(ANY), %steps: int32, %history: Tensor[(b, w), int32],
   let %cache = ref_read(%state);
   let %emptied = ref_write(%state, zeros(shape=NONE, dtype="DTYPE"));
   let %live = greater_equal(%rows, 0);
-  let %made = @loop(0, %steps, %cache, %history, %lengths, %states, %live, %rows, %tables,
+  let %decoded = @loop(0, %steps, %cache, %history, %lengths, %states, %live, %rows, %tables,
                     %settings, %seeds, %moves, %ends, %greedy);
-  let %filled = ref_write(%state, %made.0);
-  (%made.1, %made.2, %made.3)
+  let %filled = ref_write(%state, %decoded.0);
+  (%decoded.1, %decoded.2, %decoded.3)
 }
 """
 
+# A round drafts `count` tokens, scores all of them by one call of the large model, and accepts the
+# longest prefix on which both agree, counted by cumprod of the matches; one more token is accepted,
+# since the large model has chosen it already. Leviathan and others, "Fast Inference from
+# Transformers via Speculative Decoding" (2023), with equal draws instead of rejection sampling.
 SPECULATION_SOURCE = """
 def @propose(%i: int32, %count: int32, %cache: DRAFTED, %ids: Tensor[(n), int32],
              %owners: Tensor[(n), int32], %places: Tensor[(n), int32],
@@ -157,11 +166,11 @@ def @propose(%i: int32, %count: int32, %cache: DRAFTED, %ids: Tensor[(n), int32]
              %states: Tensor[(b), int32], %greedy: bool)
     -> (DRAFTED, Tensor[(b, w), int32]) {
   if (less(%i, %count)) {
-    let %found = @draft(%cache, %ids, %owners, %places, %tables, %picks);
-    let %tokens = @choose(%found.0, %history, %rows, %lengths, %settings, %seeds, %moves, %states,
-                          %greedy);
-    let %longer = scatter_nd(%history, stack((%rows, %lengths), axis=0), %tokens, mode="update");
-    @propose(add(%i, 1), %count, %found.1, %tokens, %rows, %lengths, %rows, %longer,
+    let %forwarded = @draft(%cache, %ids, %owners, %places, %tables, %picks);
+    let %tokens = @choose(%forwarded.0, %history, %rows, %lengths, %settings, %seeds, %moves,
+                          %states, %greedy);
+    let %extended = scatter_nd(%history, stack((%rows, %lengths), axis=0), %tokens, mode="update");
+    @propose(add(%i, 1), %count, %forwarded.1, %tokens, %rows, %lengths, %rows, %extended,
              add(%lengths, 1), %rows, %tables, %settings, %seeds, %moves, %states, %greedy)
   } else {
     (%cache, %history)
@@ -178,34 +187,36 @@ def @rounds(%i: int32, %steps: int32, %cache: CACHE, %drafts: DRAFTED,
     -> (CACHE, DRAFTED, Tensor[(b, w), int32], Tensor[(b), int32]) {
   if (logical_and(less(%i, %steps), any(%live))) {
     let %last = subtract(%lengths, 1);
-    let %two = concatenate((%rows, %rows), axis=0);
-    let %begin = concatenate((maximum(subtract(%lengths, 2), 0), %last), axis=0);
-    let %known = gather_nd(%history, stack((%two, %begin), axis=0));
-    let %proposed = @propose(0, %count, %drafts, %known, %two, %begin, %second, %history, %lengths,
-                             %rows, %tables, %settings, %seeds, %moves, %free, %greedy);
-    let %guess = %proposed.1;
-    let %square = add(expand_dims(%last, axis=1), expand_dims(%offsets, axis=0));
-    let %none = zeros_like(%square);
-    let %places = reshape(%square, newshape=[-1]);
-    let %owners = reshape(add(expand_dims(%rows, axis=1), %none), newshape=[-1]);
-    let %any = subtract(reshape(%none, newshape=[-1]), 1);
+    let %paired_rows = concatenate((%rows, %rows), axis=0);
+    let %pair_positions = concatenate((maximum(subtract(%lengths, 2), 0), %last), axis=0);
+    let %pair_ids = gather_nd(%history, stack((%paired_rows, %pair_positions), axis=0));
+    let %proposed = @propose(0, %count, %drafts, %pair_ids, %paired_rows, %pair_positions, %second,
+                             %history, %lengths, %rows, %tables, %settings, %seeds, %moves,
+                             %free, %greedy);
+    let %draft_history = %proposed.1;
+    let %position_grid = add(expand_dims(%last, axis=1), expand_dims(%offsets, axis=0));
+    let %zero_grid = zeros_like(%position_grid);
+    let %places = reshape(%position_grid, newshape=[-1]);
+    let %owners = reshape(add(expand_dims(%rows, axis=1), %zero_grid), newshape=[-1]);
+    let %free_states = subtract(reshape(%zero_grid, newshape=[-1]), 1);
     let %picks = subtract(cumsum(ones_like(%places), axis=0), 1);
-    let %ids = gather_nd(%guess, stack((%owners, %places), axis=0));
-    let %found = @forward(%cache, %ids, %owners, %places, %tables, %picks);
-    let %tokens = @choose(%found.0, %guess, %owners, add(%places, 1), %settings, %seeds, %moves,
-                          %any, %greedy);
-    let %longer = scatter_nd(%guess, stack((%owners, add(%places, 1)), axis=0), %tokens,
+    let %ids = gather_nd(%draft_history, stack((%owners, %places), axis=0));
+    let %forwarded = @forward(%cache, %ids, %owners, %places, %tables, %picks);
+    let %tokens = @choose(%forwarded.0, %draft_history, %owners, add(%places, 1), %settings, %seeds,
+                          %moves, %free_states, %greedy);
+    let %extended = scatter_nd(%draft_history, stack((%owners, add(%places, 1)), axis=0), %tokens,
                              mode="update");
-    let %chosen = reshape_like(%tokens, %square);
-    let %before = strided_slice(%chosen, begin=[0], end=[-1], axes=[1]);
-    let %after = strided_slice(reshape_like(%ids, %square), begin=[1], end=[2147483647], axes=[1]);
-    let %same = cast(equal(%before, %after), dtype="int32");
-    let %kept = sum(cumprod(%same, axis=1), axis=[1], keepdims=True);
-    let %is_end = any(equal(expand_dims(%chosen, axis=2), %ends), axis=[2]);
-    let %is_kept = less_equal(expand_dims(%offsets, axis=0), %kept);
-    let %ended = any(logical_and(%is_end, %is_kept), axis=[1]);
-    @rounds(add(%i, 1), %steps, %found.1, %proposed.0, %longer,
-            add(%lengths, add(reshape_like(%kept, %lengths), 1)),
+    let %token_grid = reshape_like(%tokens, %position_grid);
+    let %predicted = strided_slice(%token_grid, begin=[0], end=[-1], axes=[1]);
+    let %drafted = strided_slice(reshape_like(%ids, %position_grid), begin=[1], end=[2147483647],
+                                 axes=[1]);
+    let %matches = cast(equal(%predicted, %drafted), dtype="int32");
+    let %num_accepted = sum(cumprod(%matches, axis=1), axis=[1], keepdims=True);
+    let %is_end = any(equal(expand_dims(%token_grid, axis=2), %ends), axis=[2]);
+    let %is_accepted = less_equal(expand_dims(%offsets, axis=0), %num_accepted);
+    let %ended = any(logical_and(%is_end, %is_accepted), axis=[1]);
+    @rounds(add(%i, 1), %steps, %forwarded.1, %proposed.0, %extended,
+            add(%lengths, add(reshape_like(%num_accepted, %lengths), 1)),
             logical_and(%live, logical_not(%ended)), %rows, %second, %count, %offsets, %tables,
             %settings, %seeds, %moves, %free, %ends, %greedy)
   } else {
@@ -226,11 +237,11 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
   let %drafts = ref_read(%small);
   let %emptied2 = ref_write(%small, zeros(shape=NOTHING, dtype="DTYPE"));
   let %live = greater_equal(%rows, 0);
-  let %made = @rounds(0, %steps, %cache, %drafts, %history, %lengths, %live, %rows, %second,
+  let %decoded = @rounds(0, %steps, %cache, %drafts, %history, %lengths, %live, %rows, %second,
                       %count, %offsets, %tables, %settings, %seeds, %moves, %free, %ends, %greedy);
-  let %filled = ref_write(%state, %made.0);
-  let %filled2 = ref_write(%small, %made.1);
-  (%made.2, %made.3)
+  let %filled = ref_write(%state, %decoded.0);
+  let %filled2 = ref_write(%small, %decoded.1);
+  (%decoded.2, %decoded.3)
 }
 """
 
