@@ -250,6 +250,7 @@ def _split_listed_product(tensor: te.Tensor) -> StagedResult:
     more = te.compute((*rows, panels, as_dim(tile)), listed_product, name="rest")
 
     def sum_products(*indices: Var) -> PrimExpr:
+        """Return an element of the dense product plus that of the panel with gathered words."""
         return (
             dense_product[indices] + more[(*indices[:-1], indices[-1] // tile, indices[-1] % tile)]
         )

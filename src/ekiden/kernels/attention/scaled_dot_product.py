@@ -362,6 +362,7 @@ class AttentionKernel(VectorMemory):
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
+            """Emit a prefetch for each cache line of the row at the prefetch distance after k."""
             position = origin + (k + self.tiling.prefetch_distance) * step
             return [
                 Prefetch(panel, (simplify(position + n),), 3)

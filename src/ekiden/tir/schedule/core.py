@@ -64,9 +64,10 @@ class ScheduleState:
 
         `seed` makes sampling repeatable. `proofs="trusted"` is for schedules that tests have
         proved, as those of the library's kernels: the same steps in a third to half of the time. A
-        step then refuses what it cannot transform, but not what would change a result. `error_render_level`: "detail" adds the line of the
-        program to refusals, "fast" and "none" leave it out. `debug_mask` and `enable_check` are
-        accepted as in TVM; every step is always checked.
+        step then refuses what it cannot transform, but not what would change a result.
+        `error_render_level`: "detail" adds the line of the program to refusals, "fast" and "none"
+        leave it out. `debug_mask` and `enable_check` are accepted as in TVM; every step is always
+        checked.
         """
         del debug_mask, enable_check
         if proofs not in PROOF_MODES:

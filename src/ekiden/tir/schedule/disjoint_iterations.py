@@ -88,6 +88,7 @@ def _indices_of_loops(
     loop_vars = {s.loop_var for s in loops}
 
     def is_looked_up(index: PrimExpr) -> bool:
+        """Return whether an index loads a value that the loops vary or overwrite."""
         loads = [e for e in post_order(index) if isinstance(e, BufferLoad)]
         return any(
             not loop_vars.isdisjoint(free_vars(e)) or e.buffer in buffers_written(loop.body)
