@@ -245,6 +245,10 @@ def test_invalid_projects_are_refused(project: micro.GeneratedProject, tmp_path:
         micro.generate_project("host", project.folder / "Makefile", tmp_path / "c")
     with pytest.raises(LoadError, match="open project"):
         micro.GeneratedProject(tmp_path)
+    for text in ("[]", '{"template": [], "options": {}}', "[" * 100_000):
+        (tmp_path / "project.json").write_text(text)
+        with pytest.raises(LoadError, match="open project"):
+            micro.GeneratedProject(tmp_path)
     bare = micro.generate_project("bare", library, tmp_path / "d", {"cpu": "cortex-m4"})
     with pytest.raises(ExportError, match="is not built yet"):
         bare.flash()

@@ -290,7 +290,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/serve/test_serve_event_loop.py::test_loop_runs_between_the_chunks_of_a_long_message",
         "tests/serve/test_serve_event_loop.py::test_reader_threads_yield_to_the_event_loop",
     ),
-    "A body takes at most twice": ("benchmarks/serving_load.py",),
+    "A body and its tensors take": (
+        "tests/serve/test_serve_event_loop.py"
+        "::test_parsing_a_long_body_takes_no_more_than_its_tensors",
+        "benchmarks/serving_load.py",
+    ),
     "However many clients send and receive": (
         "tests/serve/test_serve_shares.py"
         "::test_bodies_beyond_the_share_of_an_iteration_wait_for_their_turns",

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -13,11 +14,13 @@ from typing import cast
 import numpy as np
 import pytest
 
+from ekiden.runtime.errors import RequestError
 from ekiden.serve import bounded_json, event_loop_yield, grpc_scan, json_tensors
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
 from ekiden.serve.engine import ServingEngine
 from ekiden.serve.event_loop_yield import yield_to_loop, yielding_to_loop
+from ekiden.serve.http_messages import parse_infer_request
 
 pytestmark = pytest.mark.quick
 
@@ -83,6 +86,24 @@ def test_closed_loop_is_not_waited_for() -> None:
     loop.close()
     with yielding_to_loop(loop):
         yield_to_loop()
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_parsing_a_long_body_takes_no_more_than_its_tensors(datatype: str) -> None:
+    """Beside the body itself, whose size its tensors may not exceed."""
+    count = 1 << 19
+    head = b'{"inputs":[{"name":"x","shape":[%d],"datatype":"%s","data":['
+    body = head % (count, datatype.encode()) + b",".join([b"1.25"] * count) + b"]}]}"
+    tracemalloc.start()
+    try:
+        if datatype == "FP64":
+            with pytest.raises(RequestError, match="the tensors are too large"):
+                parse_infer_request("m", "", body, "", len(body))
+        else:
+            parse_infer_request("m", "", body, "", len(body))
+        assert tracemalloc.get_traced_memory()[1] < len(body) + (2 << 20)
+    finally:
+        tracemalloc.stop()
 
 
 GROWTH_PROGRAM = """

@@ -92,8 +92,8 @@ class GeneratedProject:
         try:
             saved = json.loads((self.folder / "project.json").read_text())
             self.template = TEMPLATES[saved["template"]]
-            self.options: dict[str, Any] = saved["options"]
-        except (OSError, ValueError, KeyError) as error:
+            self.options: dict[str, Any] = dict(saved["options"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise LoadError(f"open project '{folder}': {error!r}") from error
 
     @property
