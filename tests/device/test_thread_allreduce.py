@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import ekiden
-from ekiden import tir
+from ekiden import relay, tir
+from ekiden.ir.expr import GlobalVar
 from ekiden.ir.structural import structural_equal
-from ekiden.runtime import Device
+from ekiden.runtime import Device, Tensor
 from ekiden.runtime.errors import CompileError, ParseError
 from ekiden.script import tir as T
 from ekiden.target import Target
@@ -186,6 +189,48 @@ def test_tuples_combine(device: Device) -> None:
     at, top = run(argmax, device, x)
     np.testing.assert_array_equal(at, x.argmax(1))
     np.testing.assert_array_equal(top, x.max(1))
+
+
+@T.prim_func
+def reversed_rows(A: T.Buffer((16, 64), "float32"), B: T.Buffer((16, 64), "float32")) -> None:
+    for i in T.thread_binding(16, thread="blockIdx.x"):
+        exchanged = T.alloc_buffer((64,), "float32", scope="shared")
+        for k in T.thread_binding(64, thread="threadIdx.x"):
+            exchanged[k] = A[i, k]
+            B[i, k] = exchanged[63 - k]
+
+
+@T.prim_func
+def doubled(A: T.Buffer((16, 64), "float32"), B: T.Buffer((16, 64), "float32")) -> None:
+    for i in T.thread_binding(16, thread="blockIdx.x"):
+        for k in T.thread_binding(64, thread="threadIdx.x"):
+            B[i, k] = A[i, k] * 2.0
+
+
+@pytest.mark.parametrize(
+    ("func", "reference"),
+    [
+        (rows, lambda x: x.sum(1)),
+        (reversed_rows, lambda x: x[:, ::-1]),
+        (doubled, lambda x: x * 2),
+    ],
+    ids=["allreduce", "shared", "plain"],
+)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_relay_launches_prim_functions_as_their_threads_are_bound(
+    device: Device,
+    func: tir.PrimFunc,
+    reference: Callable[[np.ndarray], np.ndarray],
+    is_alone: bool,
+) -> None:
+    var, name = relay.var("x", shape=(16, 64)), GlobalVar(func.name)
+    call = relay.Call(name, [var])
+    main = relay.Function([var], call if is_alone else relay.negative(call))
+    module = ekiden.IRModule({name: func, GlobalVar("main"): main})
+    x = values(16, 64)
+    result = ekiden.compile(module, str(device).partition("(")[0])(x)
+    assert isinstance(result, Tensor)
+    np.testing.assert_array_equal(result.numpy(), reference(x) * (1 if is_alone else -1))
 
 
 @pytest.mark.parametrize("func", [rows, flat_rows, groups, columns, guarded, argmax])

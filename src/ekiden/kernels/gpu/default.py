@@ -45,6 +45,7 @@ from ekiden.te.prim_func import (
 from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, SeqStmt, Stmt
+from ekiden.tir.transform.thread_sync import is_thread_loop
 from ekiden.tir.visitor import ExprRewriter, flatten_seq, is_no_op, pre_order_stmts, rename
 from ekiden.tir.visitor import substitute as substitute_statement
 
@@ -125,19 +126,23 @@ def _bind_loops_to_threads(nest: Stmt, target: Target) -> Stmt:
 
 def _bind_statements_to_threads(body: Stmt) -> Stmt:
     """Bind parallel loops to threads; serial statements run on one thread, merged into as few
-    launches as possible.
+    launches as possible. Loops that a PrimFunc of the user binds to threads are launches already.
     """
     if is_no_op(body):
         return body
-    if not _has_parallel_loop(body):
+    is_launched = any(map(is_thread_loop, pre_order_stmts(body)))
+    if not is_launched and not _has_parallel_loop(body):
         return _emit_row_launch(Var("index"), convert(1), 1, body)
     match body:
         case SeqStmt():
-            groups = groupby(body.seq, _has_parallel_loop)
+            groups = groupby(body.seq, _has_launch)
             groups_of_stmts = [list(g) if rows else [flatten_seq(*g)] for rows, g in groups]
             return flatten_seq(
                 *(_bind_statements_to_threads(s) for group in groups_of_stmts for s in group)
             )
+        # Memory of a block or a thread, which SplitHostDevice moves into the launch.
+        case Allocate() if is_launched and body.buffer.scope != "global":
+            return body
         case Allocate():  # several launches have it: memory of the device
             global_buffer = body.buffer.with_fields(scope="global")
             inner = rename(body.body, {}, {body.buffer: global_buffer})
@@ -145,10 +150,12 @@ def _bind_statements_to_threads(body: Stmt) -> Stmt:
         case LetStmt():
             return body.with_fields(body=_bind_statements_to_threads(body.body))
         # The caller has split sequences, so this is the outermost parallel loop.
-        case For() if _is_parallel_loop(body):
+        case For() if _is_parallel_loop(body) and not is_launched:
             return _emit_row_launch(
                 body.loop_var, body.extent, ROW_LOOP_THREADS_PER_BLOCK, body.body
             )
+    if is_launched:
+        return body
     return _emit_row_launch(Var("index"), convert(1), 1, body)
 
 
@@ -160,6 +167,11 @@ def _is_parallel_loop(s: Stmt) -> bool:
 def _has_parallel_loop(s: Stmt) -> bool:
     """Return whether a statement contains a parallel loop."""
     return any(map(_is_parallel_loop, pre_order_stmts(s)))
+
+
+def _has_launch(s: Stmt) -> bool:
+    """Return whether a statement contains a loop that is, or will be, bound to threads."""
+    return any(_is_parallel_loop(inner) or is_thread_loop(inner) for inner in pre_order_stmts(s))
 
 
 def _emit_row_launch(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
