@@ -21,10 +21,25 @@ static int fail(void) {
   return 1;
 }
 
+/* A tensor of the host with the elements of one of a device; owned. */
+static int fetch(const ek_dltensor *from, ek_object **out) {
+  ek_device host = {EK_CPU, 0};
+  if (ek_tensor_new(from->shape, from->ndim, from->dtype, host, out) != 0) return -1;
+  return ek_tensor_copy(from, &((const ek_tensor *)(const void *)*out)->dl);
+}
+
 static int print_tensor(const ek_value *value) {
   const ek_dltensor *tensor = ek_value_tensor(value);
   if (tensor == NULL || tensor->dtype.code != EK_DTYPE_FLOAT || tensor->dtype.bits != 32) {
     return ek_error("TypeError", "print the result: expected one float32 tensor");
+  }
+  ek_object *fetched = NULL;
+  if (tensor->device.type != EK_CPU) {
+    if (fetch(tensor, &fetched) != 0) {
+      ek_object_release(fetched);
+      return -1;
+    }
+    tensor = &((const ek_tensor *)(const void *)fetched)->dl;
   }
   printf("shape");
   for (int32_t i = 0; i < tensor->ndim; i++) printf(" %" PRId64, tensor->shape[i]);
@@ -33,6 +48,7 @@ static int print_tensor(const ek_value *value) {
   printf("\nfirst");
   for (size_t i = 0; i < count && i < 8; i++) printf(" %g", (double)data[i]);
   printf("\n");
+  ek_object_release(fetched);
   return 0;
 }
 

@@ -58,6 +58,25 @@ def test_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix: 
     assert done.stdout == "shape 2 3\nfirst 0.5 0.5 0.5 0.5 0.5 0.5\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["opencl", "vulkan"])
+@pytest.mark.parametrize("suffix", ["eki", "so"])
+def test_c_program_fetches_results_from_a_device(
+    program: Path, tmp_path: Path, kind: str, suffix: str
+) -> None:
+    if not runtime.device(kind, 0).exist:
+        pytest.skip(
+            f"needs a driver of {kind}: apt-get install pocl-opencl-icd mesa-vulkan-drivers"
+        )
+    x = relay.var("x", shape=(relay.Any(), 3))
+    module = relay.IRModule.from_expr(relay.Function([x], x / relay.const(4.0)))
+    exe = ekiden.compile(module, kind, executor="aot")
+    path = tmp_path / f"model.{suffix}"
+    (exe.save if suffix == "eki" else exe.export_library)(path)
+    done = subprocess.run([program, path, "2", "3"], capture_output=True, text=True, check=True)
+    assert done.stdout == "shape 2 3\nfirst 0.25 0.25 0.25 0.25 0.25 0.25\n"
+
+
 def test_c_program_sees_why_an_artifact_is_refused(program: Path, artifact: Path) -> None:
     broken = artifact.with_name("broken.eki")
     broken.write_bytes(artifact.read_bytes()[:-1])
