@@ -238,6 +238,17 @@ class StmtMutator:
     """
 
     _depth = 0
+    _keeps_stores = True
+    """Whether neither expressions nor buffers change, so that a store stays as it is."""
+
+    def __init_subclass__(cls) -> None:
+        """Note whether the class rewrites expressions or buffers: most statements are stores."""
+        super().__init_subclass__()
+        cls._keeps_stores = (
+            cls.rewrite_expr is StmtMutator.rewrite_expr
+            and cls.rewrite_buffer is StmtMutator.rewrite_buffer
+            and cls.exprs is StmtMutator.exprs
+        )
 
     def visit(self, stmt: Stmt) -> Stmt:
         """Return the replacement of `stmt`."""
@@ -271,6 +282,8 @@ class StmtMutator:
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rebuild a BufferStore."""
+        if self._keeps_stores:
+            return stmt
         return stmt.with_fields(
             buffer=self.rewrite_buffer(stmt.buffer),
             value=self.rewrite_expr(stmt.value),

@@ -13,7 +13,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.transform.dead_code_elimination import has_effects
 from ekiden.tir.transform.simplification import assumed_condition, simplify
-from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
+from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, pre_order_stmts, with_body
 
 
 class _AssumeRemover(StmtMutator):
@@ -46,6 +46,8 @@ class _AssumeRemover(StmtMutator):
 
 def remove_assume(func: PrimFunc) -> PrimFunc:
     """Return the function without assumptions; the same object if it has none."""
+    if not any(isinstance(s, Evaluate) for s in pre_order_stmts(func.body)):
+        return func
     remove = _AssumeRemover()
     body = remove.visit(func.body)
     return with_body(func, body) if remove.has_assumptions else func

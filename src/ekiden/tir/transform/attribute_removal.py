@@ -6,8 +6,7 @@ with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
 from __future__ import annotations
 
 from ekiden.tir.stmt import AttrStmt, PrimFunc, Stmt
-from ekiden.tir.stmt_summary import summarize_stmt
-from ekiden.tir.visitor import StmtMutator
+from ekiden.tir.visitor import StmtMutator, pre_order_stmts
 
 
 class _AttributeDropper(StmtMutator):
@@ -18,6 +17,6 @@ class _AttributeDropper(StmtMutator):
 
 def drop_attributes(func: PrimFunc) -> PrimFunc:
     """Return the function without AttrStmts."""
-    if AttrStmt not in summarize_stmt(func.body).stmt_types:
+    if not any(isinstance(s, AttrStmt) for s in pre_order_stmts(func.body)):
         return func
     return func.with_fields(body=_AttributeDropper().visit(func.body))

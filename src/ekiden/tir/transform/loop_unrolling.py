@@ -59,4 +59,8 @@ def unroll_loops(func: PrimFunc) -> PrimFunc:
     PassContext says.
     """
     options = PassContext.current().fields(UNROLL_LOOP_OPTION)
+    if not (options["auto_max_step"] or options["auto_max_extent"]) and not any(
+        isinstance(s, For) and s.kind is ForKind.UNROLLED for s in pre_order_stmts(func.body)
+    ):
+        return func
     return func.with_fields(body=_LoopUnroller(options).visit(func.body))

@@ -356,6 +356,10 @@ class _LoopVectorizer(Simplifier):
     def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         return super().rewrite_expr(expr) if self._inside else expr
 
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """Simplify a store inside a vectorised loop."""
+        return super().visit_store(stmt) if self._inside else stmt
+
     def visit_for(self, stmt: For) -> Stmt:
         """Vectorise marked loops; bind the ranges of other loops for the analyzer."""
         if stmt.kind is ForKind.VECTORIZED and _has_extern_call(stmt.body):

@@ -305,9 +305,11 @@ PASSES_OF_PARTLY_TILED_PROGRAMS: list[Pass] = [
     SkipIntegerCasts(),
     VectorizeLoop(),
     ReduceStores(),
+    UnrollLoop(),
     LowerIntrin(),
 ]
-"""Passes for tiled functions with further blocks (tir.has_blocks), whose loops may be vectorised.
+"""Passes for tiled functions with further blocks (tir.has_blocks), whose loops may be vectorised
+or unrolled.
 """
 # fmt: on
 
