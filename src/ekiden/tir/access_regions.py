@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
+from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import (
     chain_operands,
     free_vars,
@@ -218,6 +218,8 @@ def bounding_region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[F
 # where the size of the box would depend on outer variables, the whole axis is returned.
 def _axis_range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
     full_axis = Range.from_min_extent(const(0), dim)
+    if is_const(dim, 1):
+        return full_axis
     base: PrimExpr | None = None
     low, high = math.inf, -math.inf
     for access in touched:

@@ -797,6 +797,7 @@ def test_every_step_has_a_text() -> None:
     others = {
         "cache_index",
         "cache_inplace",
+        "allocate_at",
         "can_decompose_padding",
         "decompose_padding",
         "enter_postproc",

@@ -303,7 +303,7 @@ def _emit_k_nest(
 
         return _unrolled_loop(inner.extent, unroll, emit_step)
 
-    return emit_sum_loops(outer, tile.rows, emit_inner)
+    return emit_sum_loops(outer, tile.rows, emit_inner, has_inner_loop=True)
 
 
 def _emit_panel_copy(

@@ -2,15 +2,16 @@
 
 for ky in range(begin, begin + extent):          a condition on a loop is its range
   kx = 0: <the terms of rows 1, 2, 3>            one on a loop and on rows lists the rows
-  kx = 1: <the terms of all rows>                of each iteration, which is a copy
+  kx = 1, 2: <the terms of all rows>             of each iteration; those of equal rows are a loop
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TypeAlias
 
-from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import For, ForKind, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import SumLoop
@@ -19,8 +20,17 @@ EmitTerms: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[int]], Stmt]
 """Function (values of the loops' variables, rows that have a term) -> statement."""
 
 
-def emit_sum_loops(loops: Sequence[SumLoop], num_rows: int, emit_terms: EmitTerms) -> Stmt:
+def emit_sum_loops(
+    loops: Sequence[SumLoop], num_rows: int, emit_terms: EmitTerms, has_inner_loop: bool = False
+) -> Stmt:
     """Emit loops, outermost first, around the terms of their iterations.
+
+    Args:
+        loops: The loops.
+        num_rows: The rows of the tile.
+        emit_terms: Emits the terms of one iteration of all loops.
+        has_inner_loop: Whether these are a loop themselves, beside which one more costs nothing and
+            a copy is as long.
 
     Raises:
         ScheduleError: If rows are listed for more than one loop.
@@ -49,11 +59,18 @@ def emit_sum_loops(loops: Sequence[SumLoop], num_rows: int, emit_terms: EmitTerm
         return emit_inner([], range(num_rows))
     per_iteration = loops[begin].rows
     assert per_iteration is not None
-    copies = [
-        emit_inner([*outer, loops[begin].begin + k], rows)
-        for k, rows in enumerate(per_iteration)
-        if rows
-    ]
+
+    def emit_run(iterations: Sequence[int], rows: Sequence[int]) -> list[Stmt]:
+        """Emit neighbouring iterations of the listed loop whose terms are of the same rows."""
+        low, count = loops[begin].begin + iterations[0], len(iterations)
+        if not has_inner_loop or count == 1:
+            return [emit_inner([*outer, low + n], rows) for n in range(count)]
+        step = Var(variables[begin].name)
+        body = emit_inner([*outer, low + step], rows)
+        return [For(step, const(0), const(count), ForKind.SERIAL, body)]
+
+    runs = groupby(range(len(per_iteration)), key=lambda k: per_iteration[k])
+    copies = [stmt for rows, run in runs if rows for stmt in emit_run(list(run), rows)]
     return wrap(0, begin, seq(*copies))
 
 

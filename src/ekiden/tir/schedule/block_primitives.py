@@ -21,6 +21,7 @@ from ekiden.tir.schedule import (
     sampling,
     tensorize,
 )
+from ekiden.tir.schedule.allocate_at import allocate_at
 from ekiden.tir.schedule.cache_index import cache_index
 from ekiden.tir.schedule.core import BlockLike, LoopLike, ScheduleState
 from ekiden.tir.schedule.decompose_padding import decompose_padding
@@ -354,6 +355,23 @@ class BlockPrimitives(ScheduleState):
         return _single_block_handle(
             self._run_primitive("write_at", read_write_at.write_at, handles, attrs, moves=True)
         )
+
+    def allocate_at(
+        self, loop: LoopLike, block: BlockLike, write_buffer_index: BufferSelector = 0
+    ) -> None:
+        """Allocate a buffer that a block writes in each iteration of a loop, as large as what the
+        iteration uses of it.
+
+            alloc b[64, 8]; for i: b[i, j] = f(i, j); c[i] += b[i, j]
+            -> for i: alloc b[1, 8]; b[0, j] = f(i, j); c[i] += b[0, j]
+
+        Proved: nothing outside of the loop uses it, each step first writes all that it reads, and
+        steps use parts of one size.
+        """
+        which = write_buffer_index
+        attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
+        handles = (self._loop_handle(loop), self._block_handle(block))
+        self._run_primitive("allocate_at", allocate_at, handles, attrs)
 
     def cache_inplace(
         self, block: BlockLike, read_buffer_index: BufferSelector, storage_scope: str

@@ -37,9 +37,9 @@ from ekiden.tir.schedule.block_kinds import (
     reduce_loops,
     require_kind,
 )
+from ekiden.tir.schedule.coverage_proofs import can_prove_covers
 from ekiden.tir.schedule.iterator_ranges import solve_iterator_ranges
 from ekiden.tir.schedule.legality import (
-    can_prove_covers,
     find_rewriting_producer,
     num_iter_sum_values,
     require_final_inputs,
@@ -90,13 +90,19 @@ def create_moved_nest(
             iter_var.extent if is_const(iter_var.extent) else substitute(iter_var.extent, before)
         )
         needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), extent))
-        value = to_index_dtype(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
+        # Loops over the whole domain stay in it.
+        is_whole = is_const(needed.min, 0) and is_same_expr(needed.extent, extent)
+        value = to_index_dtype(
+            needed.min if is_whole else simplify_around_digits(needed.min, analyzer),
+            iter_var.var.dtype,
+        )
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial_loop(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        if not any(_is_bound_of(bounded, value, extent, analyzer) for bounded in inside):
+        is_known = is_whole or any(_is_bound_of(x, value, extent, analyzer) for x in inside)
+        if not is_known:
             for within in (value >= 0, value < extent):
                 if not analyzer.can_prove(within):
                     # The required box may exceed the domain (halo of a convolution at the border):

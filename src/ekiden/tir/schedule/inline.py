@@ -19,8 +19,8 @@ from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import is_same_expr
 from ekiden.tir.schedule.block_kinds import COMPLETE, require_kind
+from ekiden.tir.schedule.coverage_proofs import can_prove_covers
 from ekiden.tir.schedule.legality import (
-    can_prove_covers,
     find_rewriting_producer,
     num_iter_sum_values,
     require_distinct_iterators,

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterSum, image_box, injectivity_error
-from ekiden.ir.prim import EQ, GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
+from ekiden.ir.prim import EQ, GE, LT, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.access_regions import Access, bounding_region
@@ -42,6 +42,7 @@ from ekiden.tir.schedule.block_kinds import (
     spatial_values,
     stores_with_loops,
 )
+from ekiden.tir.schedule.coverage_proofs import can_prove_covers
 from ekiden.tir.schedule.disjoint_iterations import overlap_fault
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
@@ -422,36 +423,6 @@ def num_iter_sum_values(total: IterSum) -> PrimExpr:
     return size
 
 
-# The Analyzer's polynomials know of (n + 5) // 6 that it is a quotient, not how it lies beside n.
-# What is used here is a // c >= (a - (c - 1)) / c: for a term k * c * (a // c) of the difference, k
-# * (a - (c - 1)) is no more, and linear.
-def can_prove_covers(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) -> bool:
-    """Return whether low + size >= end is provable, also where size consists of tiles rounded up:
-    (n + 5) // 6 * 6 >= n.
-    """
-    total = analyzer.simplify(low + size - end)
-    if analyzer.can_prove(total >= 0):
-        return True
-    for e in post_order(total):
-        if not isinstance(e, FloorDiv) or not isinstance(e.b, IntImm) or e.b.value <= 0:
-            continue
-        tiles = Var("tiles")
-        with_tiles = _substitute_subexpr(total, e, tiles)
-        count, step = analyzer.coefficient(with_tiles, tiles), int(e.b.value)
-        if count is not None and count > 0 and count % step == 0:
-            # a // s >= (a - (s - 1)) / s: replacing the quotient by that bound removes the
-            # rounding, which the prover cannot see through.
-            lower_bound = substitute_expr(with_tiles, {tiles: const(0)}) + (e.a - (step - 1)) * (
-                count // step
-            )
-            return analyzer.can_prove(lower_bound >= 0)
-    return False
-
-
-def _substitute_subexpr(e: PrimExpr, old: PrimExpr, new: PrimExpr) -> PrimExpr:
-    return rewrite(e, lambda x: new if x is old else x)
-
-
 def _is_conditional(program: ScheduleProgram, s: Stmt, root: Stmt) -> bool:
     """Return whether a branch is between a statement and one of its ancestors."""
     ancestor: Stmt | None = s
@@ -525,7 +496,7 @@ def require_concurrent(
             continue
         # Overlapping writes are still safe where the buffer can be private: CompactBufferAllocation
         # then allocates it per iteration.
-        private = _privatization_fault(program, loop, buffer, leaves)
+        private = privatization_fault(program, loop, buffer, leaves)
         if private is None and lanes:
             private = _lane_vector_fault(program, loop, buffer)
         if private is not None:
@@ -576,7 +547,7 @@ def _lane_vector_fault(program: ScheduleProgram, loop: For, buffer: Buffer) -> s
     return None
 
 
-def _privatization_fault(
+def privatization_fault(
     program: ScheduleProgram, loop: For, buffer: Buffer, leaves: Sequence[BlockRealize]
 ) -> str | None:
     """Return why a buffer cannot be private to each iteration; None if it can."""

@@ -476,6 +476,9 @@ class MatmulTileBuilder(TileBuilder):
         indices = [substitute(i, values) for i in self.b.load.indices]
         moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
         along = [n for n in moved if not self.is_column_invariant(indices[n])]
+        # The index of a single column may be written without it.
+        if not moved and is_const(self.nest.columns.extent, 1):
+            along = [len(indices) - 1]
         if len(along) != 1:
             return 0
         first = self.analyzer.simplify(substitute(indices[along[0]], {self.column: const(0)}))

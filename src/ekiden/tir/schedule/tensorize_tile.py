@@ -6,16 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ekiden.arith.evaluation import evaluate_at
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
-from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
-from ekiden.tir.expr import BufferLoad
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim_visitor import (
+    children,
+    free_vars,
+    post_order,
+    rewrite,
+    substitute,
+)
+from ekiden.tir.expr import BufferLoad, broadcast, ramp
 from ekiden.tir.schedule.program import (
     PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
@@ -23,7 +29,7 @@ from ekiden.tir.schedule.program import (
     refuse,
     unit_loop_values,
 )
-from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, LetStmt, Stmt
+from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, LetStmt, Stmt, seq
 from ekiden.tir.tensor_intrin.micro import MicroKernel, Options
 from ekiden.tir.transform.buffer_flattening import flat_index
 from ekiden.tir.transform.loop_vectorization import Vectorizer
@@ -195,7 +201,14 @@ class TileBuilder:
     ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
         """Return a function that vectorises a store of one element."""
         store = self.make_column_dependent(store)
+        has_lines = self.may_store_to_lines(store)
+        if has_lines:
+            store = store.with_fields(indices=tuple(map(self.analyzer.simplify, store.indices)))
         nodes = post_order(store.value, *store.indices)
+        # What neither the row nor the sum is part of is the same in all rows of a column.
+        moving = _dependent_nodes(nodes, {self.nest.rows.loop_var, self.sum_var})
+        columns: dict[tuple[int, int], Vectorizer] = {}
+        runs_of_column: dict[tuple[int, int], list[BufferStore]] = {}
 
         def store_vector(
             row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
@@ -204,14 +217,75 @@ class TileBuilder:
             `first + row`; the mask disables lanes behind the last column.
             """
             lanes = dt.lanes(value.dtype)
-            base = self.begin + column
-            vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
+            key = (column.value if isinstance(column, IntImm) else 0, lanes)
+            if has_lines and isinstance(column, IntImm):
+                if key not in runs_of_column:
+                    runs_of_column[key] = self.store_runs(store, column.value, lanes)
+                if runs := runs_of_column[key]:
+                    at: dict[Var, PrimExpr] = {self.nest.rows.loop_var: self.first + row}
+                    return seq(*(_at_row(run, value, at) for run in runs))
+            is_shared = mask is None and isinstance(column, IntImm)
+            vectors = columns.get(key) if is_shared else None
+            changed = moving
+            if vectors is None:
+                base = self.begin + column
+                vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
+                changed = nodes
+                if is_shared:
+                    columns[key] = vectors
             vectors.define(self.sum_var, value)
             vectors.define(self.nest.rows.loop_var, self.first + row)
-            vectors.rewrite_nodes(nodes)
+            vectors.rewrite_nodes(changed)
             return vectors.visit(store)
 
         return store_vector
+
+    def may_store_to_lines(self, store: BufferStore) -> bool:
+        """Return whether a vector of columns of known numbers may be stored to several lines of a
+        buffer, as the sums are.
+        """
+        columns = self.nest.columns
+        moves_line = columns.loop_var in free_vars(*store.indices[:-1])
+        is_known = isinstance(self.begin, IntImm) and isinstance(columns.extent, IntImm)
+        return moves_line and is_known and store.value is self.sum_var
+
+    # A vector of columns is stored to the end of one line and the begin of the next, each under a
+    # mask: a scatter of its lanes takes several times as long.
+    def store_runs(self, store: BufferStore, column: int, lanes: int) -> list[BufferStore]:
+        """Return the stores of the runs of adjacent elements that a vector of sums is stored to, in
+        terms of the row's loop variable; empty where the element of a column along the last axis is
+        not known.
+        """
+        columns, begin = self.nest.columns, self.begin
+        assert isinstance(begin, IntImm) and isinstance(columns.extent, IntImm)
+        var, count = columns.loop_var, min(lanes, columns.extent.value - column)
+        *outer_indices, last_index = store.indices
+        moving = [*(i for i in outer_indices if var in free_vars(i)), last_index]
+        if any(not {*free_vars(i)} <= {var} for i in moving):
+            return []
+        points = [{var: begin.value + column + lane} for lane in range(count)]
+        places = list(zip(*(evaluate_at(i, points) for i in moving), strict=True))
+        # A run begins where another line does, or where an element does not follow the one before.
+        begins = [
+            lane
+            for lane, (*line, at) in enumerate(places)
+            if not lane or (*line, at - 1) != places[lane - 1]
+        ]
+        numbers = ramp(const(0), 1, lanes)
+        stores: list[BufferStore] = []
+        for low, high in pairwise([*begins, count]):
+            inside = None if high == lanes else numbers < broadcast(const(high), lanes)
+            if low:
+                behind = broadcast(const(low - 1), lanes) < numbers
+                inside = behind if inside is None else logical_and(inside, behind)
+            *line, at = places[low]
+            numbers_of_line = iter(line)
+            outer = (
+                const(next(numbers_of_line)) if var in free_vars(i) else i for i in outer_indices
+            )
+            address = (*outer, ramp(const(at - low), 1, lanes))
+            stores.append(BufferStore(store.buffer, store.value, address, inside))
+        return stores
 
     def make_column_dependent(self, store: BufferStore) -> BufferStore:
         """Return a store whose index depends on the column.
@@ -261,6 +335,21 @@ class TileBuilder:
             if any(c is not None and name in free_vars(c) for _, c in sizes(name)):
                 branches = LetStmt(name, loop.extent, branches)
         return LetStmt(self.first, self.nest.rows.min, branches)
+
+
+def _at_row(store: BufferStore, value: PrimExpr, row: dict[Var, PrimExpr]) -> BufferStore:
+    """Return a store of another value, at the values of variables of a row."""
+    indices = tuple(substitute(i, row) for i in store.indices)
+    return BufferStore(store.buffer, value, indices, store.predicate)
+
+
+def _dependent_nodes(nodes: Sequence[PrimExpr], variables: set[Var]) -> list[PrimExpr]:
+    """Return the nodes, given in post order, that some of the variables are part of."""
+    dependent: dict[int, PrimExpr] = {}
+    for node in nodes:
+        if node in variables or any(id(child) in dependent for child in children(node)):
+            dependent[id(node)] = node
+    return list(dependent.values())
 
 
 def max_extent(loop: For) -> PrimExpr:
