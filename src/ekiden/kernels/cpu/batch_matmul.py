@@ -551,7 +551,8 @@ def _matmul_family(tag: str) -> Family:
         default_decision=default_decision,
         build_unscheduled=kernel_builder(partial(_MatmulKernel, tag=tag)),
         unscheduled_reason=(
-            "as schedules they are as fast, but scheduling takes four to twelve times as long"
+            "few rows are streamed without a tile, a transposed matrix is turned as it is "
+            "packed, and rows of unknown number copy no panel on first use"
         ),
     )
 

@@ -683,7 +683,8 @@ FAMILY = Family(
     default_decision=default_decision,
     build_unscheduled=kernel_builder(ConvKernel),
     unscheduled_reason=(
-        "as schedules they are as fast, but scheduling takes four to twelve times as long"
+        "borders of tiles are code of their own, whose compilation takes twice as long; "
+        "padded copies of bands of lines differ in size"
     ),
     default_panel_width=choose_panel_width,
     panel_width_knob=panel_width_knob,

@@ -388,7 +388,8 @@ FAMILY = Family(
     default_decision=default_decision,
     build_unscheduled=kernel_builder(create_depthwise_kernel),
     unscheduled_reason=(
-        "as schedules they are as fast, but scheduling takes four to twelve times as long"
+        "bands copy the lines that are inside of the data, whose number differs at the "
+        "borders; other data are copied with their border"
     ),
     special_epilogues=(RANGE_EPILOGUE,),
     writes_strided_rows=True,

@@ -11,34 +11,40 @@ first, a copy that is small beside the product.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim import IntImm, Var, const, is_const
 from ekiden.kernels.cost_model import max_register_rows
 from ekiden.kernels.decision import Decision, Knob, Overrides, SearchSpace, descending_range
 from ekiden.kernels.family import Family, known_extent
-from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.register_tiles import (
-    RegisterTile,
-    balanced_row_tiles,
-    column_mask,
-    emit_register_tile,
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
+from ekiden.kernels.micro_kernels.registered_micro_kernels import REGISTER_TILE_KERNEL
+from ekiden.kernels.scheduled_kernel import (
+    KernelSpec,
+    create_inlined_program,
+    replace_computation,
 )
-from ekiden.kernels.prim_builder import declare_parameters, kernel_builder
 from ekiden.kernels.spaces.batch_matmul import MAX_PRODUCT_TILE_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.tir.tensor_intrin.micro import SumLoop
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.topi.dimensions import as_ints
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
 
-UPSAMPLE_CONV_TAG = "conv2d_transpose"
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
+
 MAX_UPSAMPLE_LANES = 16
 """Maximum lanes of the vectors."""
+LINES_BLOCK = "lines"
+"""Name of the product of the input pixels with all taps, in the order of the output's lines."""
+LINES_PER_TASK = 2
+"""Input lines of an iteration of the parallel loop."""
 
 
 def is_supported(anchor: te.Tensor, target: Target) -> bool:
@@ -65,138 +71,66 @@ def _stride_pair(anchor: te.Tensor) -> tuple[int, int]:
     return int(strides[0]), int(strides[1])
 
 
-class _UpsampleKernel:
-    """Builder of one kernel of a transposed convolution without overlapping windows."""
+def create_initial_program(inputs: list[te.Tensor], kernel: KernelSpec, name: str) -> PrimFunc:
+    """Create the program to schedule: a panel of the weights, the product with it by lines of the
+    output, and the output, which reads its element.
+    """
+    data, weight = operands_of(kernel.anchor)
+    (sy, sx), (depth, channels, *_) = _stride_pair(kernel.anchor), as_ints(weight.shape)
+    run, lanes = sx * channels, kernel.target.lanes("float32")
+    width = -(-sy * run // lanes) * lanes
 
-    def __init__(
-        self,
-        inputs: list[te.Tensor],
-        outputs: list[te.Tensor],
-        target: Target,
-        decision: Decision,
-    ) -> None:
-        self.limit = decision.int_value("rows")
-        self.anchor = find_anchor(outputs, UPSAMPLE_CONV_TAG)
-        self.buffers = declare_parameters(inputs, outputs)
-        data, weight = operands_of(self.anchor)
-        self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.kernel = _stride_pair(self.anchor)
-        self.taps = self.kernel[0] * self.kernel[1]
-        depth, channels = weight.shape[:2]
-        assert isinstance(depth, IntImm)
-        assert isinstance(channels, IntImm)
-        self.depth, self.channels = depth.value, channels.value
-        self.lanes, self.target = target.lanes("float32"), target
-        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.width = -(-self.channels * self.taps // self.lanes) * self.lanes
-        self.packed = Buffer("packed", (const(self.width * self.depth),))
-
-    def emit_pack(self) -> Stmt:
-        """Emit packed[c][tap, o] = weight[c, o, tap]."""
+    def emit_panel(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit packed[c, (tap, o)] = weight[c, o, tap]; columns behind the last tap stay unset."""
         tap, c, o = Var("tap"), Var("c"), Var("o")
-        source = self.weight[(c * self.channels + o) * self.taps + tap]
-        index = c * self.width + tap * self.channels + o
-        body: Stmt = BufferStore(self.packed, source, (index,))
-        for var, extent in ((o, self.channels), (c, self.depth), (tap, self.taps)):
+        source, index = ins[0][c, o, tap // sx, tap % sx], (c, tap * channels + o)
+        body: Stmt = BufferStore(outs[0], source, index)
+        for var, extent in ((o, channels), (c, depth), (tap, sy * sx)):
             body = For(var, const(0), const(extent), ForKind.SERIAL, body)
         return body
 
-    def pixel_offsets(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
-        """Return the data offsets of input pixels of a line."""
-        return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
+    packed = te.extern((depth, width), [weight], emit_panel, name="packed", dtype="float32")
+    assert isinstance(packed, te.Tensor)
+    n, height, pixels, _ = data.shape
+    c = te.reduce_axis((0, depth), "c")
+    lines = te.compute(
+        (n, simplify(height * sy), pixels, run),
+        lambda b, y, x, t: te.sum(data[b, y // sy, x, c] * packed[c, y % sy * run + t], c),
+        name=LINES_BLOCK,
+    )
+    result = te.compute(
+        kernel.anchor.shape,
+        lambda b, y, x, o: lines[b, y, x // sx, x % sx * channels + o],
+        name=kernel.anchor.op.name,
+        tag="injective",
+    )
+    outputs = replace_computation(kernel.outputs, kernel.anchor, result)
+    return create_inlined_program(inputs, outputs, name)
 
-    def emit_line(self, line: PrimExpr) -> Stmt:
-        """Emit the product of an input line with all taps into a line buffer, then the output lines
-        from it.
-        """
-        (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
-        across = simplify(width * (sx * self.channels))
-        # vectors that begin in it are read whole, and what is beyond a line is left
-        stage = Buffer("lines", (simplify(across * sy + (self.lanes - 1)),))
-        vectors, valid = self.width // self.lanes, self.taps * self.channels
 
-        def multiply_pixels(rows: int, first: PrimExpr) -> Stmt:
-            """Multiply some pixels of a line by all taps, and store the products in the line
-            buffer.
-            """
-
-            def store_to_stage(
-                i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
-            ) -> Stmt:
-                """Store a transformed value to the staging buffer."""
-                assert isinstance(at, IntImm)
-                return self.emit_scatter(stage, across, first + i, at.value, value)
-
-            return emit_register_tile(
-                RegisterTile(rows, vectors, self.lanes, valid),
-                [SumLoop(const(self.depth), const(1), const(self.width))],
-                self.data,
-                self.pixel_offsets(line, first, rows),
-                self.packed,
-                const(0),
-                store_to_stage,
-            )
-
-        tiles = balanced_row_tiles(width, self.limit, multiply_pixels)
-        return Allocate(stage, seq(tiles, self.emit_epilogue(stage, across, line)))
-
-    def emit_scatter(
-        self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
-    ) -> Stmt:
-        """Emit the store of one pixel's columns, from `at` on, to the output lines they belong
-        to.
-        """
-        run = self.kernel[1] * self.channels
-        stores: list[Stmt] = []
-        for i in range(self.kernel[0]):
-            low, high = max(i * run - at, 0), min((i + 1) * run - at, self.lanes)
-            # No lane of this vector belongs to output line i.
-            if low >= high:
-                continue
-            # A vector of columns may span two output lines; each store masks the lanes of one.
-            mask = column_mask(high, self.lanes)
-            if low:
-                over = broadcast(const(low - 1), self.lanes) < ramp(const(0), 1, self.lanes)
-                mask = logical_and(mask, over)
-            start = across * i + x * run + (at - i * run)
-            stores.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
-        return seq(*stores)
-
-    def emit_epilogue(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """Emit the output lines from the line buffer, through the epilogue."""
-        i, x = Var("i"), Var("x")
-        n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
-        wide = simplify(self.data.shape[2] * self.kernel[1])
-        base = (line * self.kernel[0] + i) * across
-
-        def store_vector(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
-            """Store a vector of the stage through the epilogue."""
-            offset = at * self.channels
-            lanes = ramp(across * i + offset, 1, self.lanes)
-            value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))
-            # With one channel, vectors run along the pixels of a line.
-            axis = -2 if self.channels == 1 else -1
-            return self.epilogue.emit_store([n, y, at, column], base + offset, value, mask, axis)
-
-        if self.channels > 1:
-            mask = column_mask(self.channels, self.lanes)
-            inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store_vector(x, const(0), mask))
-        else:
-            full_vectors, tail_width = simplify(wide // self.lanes), simplify(wide % self.lanes)
-            body = store_vector(x * self.lanes, const(0), None)
-            inside = For(x, const(0), full_vectors, ForKind.SERIAL, body)
-            tail = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
-            last = store_vector(full_vectors * self.lanes, const(0), tail)
-            inside = seq(inside, IfThenElse(tail_width > 0, last))
-        return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
-
-    def body(self) -> Stmt:
-        """Emit the packing of the weights into a panel, then all lines."""
-        line = Var("line")
-        total = simplify(self.data.shape[0] * self.data.shape[1])
-        lines = For(line, const(0), total, ForKind.PARALLEL, self.emit_line(line), {"grain": 2})
-        # Packed once before the parallel loop: all threads read the same panel.
-        return Allocate(self.packed, seq(self.emit_pack(), lines))
+def schedule_upsample(sch: Schedule, kernel: KernelSpec) -> None:
+    """Schedule a transposed convolution without overlapping windows."""
+    data, weight = operands_of(kernel.anchor)
+    lanes, rows = kernel.target.lanes("float32"), kernel.decision.int_value("rows")
+    (result,) = sch.get_output_blocks()
+    image, y, x, channel = sch.get_loops(result)
+    line, _ = sch.split(y, [None, _stride_pair(kernel.anchor)[0]])
+    # All output lines of an input line: its product is one, and stays in the first cache.
+    sch.compute_at(LINES_BLOCK, line, preserve_unit_loops=True)
+    # Behind that: of any height, the lines of all images are not proved to be within theirs.
+    if not is_const(data.shape[0], 1):
+        line = sch.fuse(image, line)
+    *_, tap_row, pixel, tap, depth = sch.get_loops(LINES_BLOCK)
+    sch.reorder(pixel, tap_row, tap, depth)
+    sch.fuse(tap_row, tap)
+    # Of an unknown width every number of rows is a copy of the tile.
+    limit = rows if isinstance(data.shape[2], IntImm) else min(rows, MAX_DYNAMIC_TILE_ROWS)
+    _, row = sch.split(pixel, [None, limit], tail="balanced")
+    sch.allocate_at(line, LINES_BLOCK)
+    sch.parallel(line, LINES_PER_TASK)
+    # With one channel, vectors run along the pixels of a line.
+    sch.vectorize(x if is_const(weight.shape[1], 1) else channel, lanes)
+    sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=lanes))
 
 
 def _panel_vectors(anchor: te.Tensor, target: Target) -> int:
@@ -225,6 +159,6 @@ FAMILY = Family(
     accepts=is_supported,
     search_space=search_space,
     default_decision=default_decision,
-    build_unscheduled=kernel_builder(_UpsampleKernel),
-    unscheduled_reason="each phase of pixels has its own taps, and border pixels may have none",
+    schedule_steps=schedule_upsample,
+    create_initial_program=create_initial_program,
 )
