@@ -98,7 +98,7 @@ def _aligned_rows(data: RelayExpr, depth: int) -> RelayExpr:
     """Return a copy of a parameter whose rows are whole cache lines, and others as they are.
 
     Matrix registers load rows by cache lines, each panel again. Callers' arrays begin at any 16
-    bytes, where every load takes two lines (Emerald Rapids, 128x768x768 of bytes: 93 us, 46 with
+    bytes, where every load takes two lines (a Xeon with AMX, 128x768x768 of bytes: 93 us, 46 with
     rows at lines, and the copy 2).
     """
     is_whole = depth * itemsize(tensor_dtype(data)) % CACHE_LINE_BYTES == 0
