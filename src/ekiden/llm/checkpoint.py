@@ -25,6 +25,7 @@ __all__ = [
     "HasGenerationConfig",
     "MappedBytes",
     "Weight",
+    "check_files",
     "tensor_bytes",
 ]
 
@@ -150,3 +151,13 @@ class FileBacked(Protocol):
         """Raise LoadError if a file has changed since it was opened: results computed from its
         tensors must not be used.
         """
+
+
+def check_files(*sources: object) -> None:
+    """Raise LoadError if a file of a source was changed since it was opened.
+
+    A file changed during a compilation would leave torn weights in the program.
+    """
+    for source in sources:
+        if isinstance(source, FileBacked):
+            source.check()

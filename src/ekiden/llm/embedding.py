@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
-from ekiden.llm.checkpoint import Checkpoint, FileBacked
+from ekiden.llm.checkpoint import Checkpoint, check_files
 from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
 from ekiden.llm.decoder_config import DecoderConfig, read_config
@@ -176,9 +176,7 @@ def load_embedding_model(
     layout = CacheLayout(PAGE_TOKENS)
     module = decoder_module(opened, decoder, layout, has_head=False)
     exe = ekiden.compile(module, **options)
-    if isinstance(opened, FileBacked):
-        # A file changed during the compilation would leave torn weights in the program.
-        opened.check()
+    check_files(opened)
     return EmbeddingModel(
         exe, decoder, layout, context, Tokenizer.of(tokenizer), pooling or Pooling()
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
-from ekiden.llm.checkpoint import Checkpoint, FileBacked
+from ekiden.llm.checkpoint import Checkpoint, check_files
 from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.encoder import EncoderConfig, encoder_function, read_encoder_config
 from ekiden.llm.tokenizer import Tokenizer
@@ -68,9 +68,7 @@ class EncoderProgram:
         was changed meanwhile, and what `ekiden.compile` raises.
         """
         exe = ekiden.compile(encoder_function(checkpoint, config), **options)
-        if isinstance(checkpoint, FileBacked):
-            # A file changed during the compilation would leave torn weights in the program.
-            checkpoint.check()
+        check_files(checkpoint)
         return EncoderProgram(exe, config)
 
     def run(self, pairs: Sequence[TokenPair]) -> Floats:

@@ -17,7 +17,7 @@ import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.chat import ChatAnswer
-from ekiden.llm.checkpoint import Checkpoint, FileBacked, HasGenerationConfig
+from ekiden.llm.checkpoint import Checkpoint, HasGenerationConfig, check_files
 from ekiden.llm.checkpoint_files import find_tokenizer, open_checkpoint
 from ekiden.llm.conversation import is_conversation, open_conversation
 from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, sequence_inputs
@@ -35,7 +35,7 @@ from ekiden.llm.generation_program import (
 )
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar, LazyGrammar, compile_grammar
 from ekiden.llm.logit_biases import logit_biases
-from ekiden.llm.lora import AdaptedCheckpoint, LoraAdapter
+from ekiden.llm.lora import AdaptedCheckpoint
 from ekiden.llm.multi_lora import NO_ADAPTER, AdapterSet
 from ekiden.llm.prompt_cache import (
     DEFAULT_PROMPT_CACHE_BYTES,
@@ -119,12 +119,7 @@ def load(
     if adapter is not None:
         opened_checkpoint = AdaptedCheckpoint(opened_checkpoint, adapter)
     config: dict[str, Any] = dict(opened_checkpoint.config)
-    max_positions = read_config(config).max_positions
-    context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
-    if type(context) is not int or not 2 <= context <= max_positions:
-        raise InputError(
-            f"load: 'context' must be from 2 to {max_positions} tokens, got {context!r}"
-        )
+    context = _context_length(context, read_config(config).max_positions)
     decoder = read_config(config, context)
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
@@ -138,12 +133,7 @@ def load(
         layout = _cache_layout(page, cache, decoder)
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
-    chosen = None
-    if adapters is not None:
-        tensor_names = frozenset(opened_checkpoint)
-        chosen = AdapterSet(
-            {name: LoraAdapter(folder, tensor_names) for name, folder in adapters.items()}
-        )
+    chosen = None if adapters is None else AdapterSet.open(adapters, opened_checkpoint)
     proposals = DEFAULT_PROPOSED_TOKENS if proposals is None else proposals
     draft_checkpoint = None if draft is None else _open_checkpoint(draft)
     small = (
@@ -167,16 +157,24 @@ def load(
         num_threads=num_threads,
         **options,
     )
-    opened: list[object] = [opened_checkpoint, draft_checkpoint, chosen]
-    for opened_file in opened:
-        if isinstance(opened_file, FileBacked):
-            # A file changed during the compilation would leave torn weights in the program.
-            opened_file.check()
+    check_files(opened_checkpoint, draft_checkpoint, chosen)
     _trim_heap()
     return Model(
         exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small, defaults,
         None if chosen is None else chosen.names, stored_prompts,
     )  # fmt: skip
+
+
+def _context_length(context: int | None, max_positions: int) -> int:
+    """Return the tokens of a text, by default what the model can, up to DEFAULT_CONTEXT_TOKENS.
+    Raises InputError for a number that the model cannot have.
+    """
+    context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
+    if type(context) is not int or not 2 <= context <= max_positions:
+        raise InputError(
+            f"load: 'context' must be from 2 to {max_positions} tokens, got {context!r}"
+        )
+    return context
 
 
 def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:

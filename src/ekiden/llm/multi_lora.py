@@ -13,7 +13,8 @@ Source: Chen and others, "Punica: Multi-Tenant LoRA Serving" (2023), for adapter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,12 @@ class AdapterSet:
         self.names = tuple(adapters)
         self._adapters = tuple(adapters.values())
         self._unread = {(n, name) for n, one in enumerate(self._adapters) for name in one.weights}
+
+    @staticmethod
+    def open(adapters: Mapping[str, str | os.PathLike[str]], tensors: Iterable[str]) -> AdapterSet:
+        """Return the adapters of folders by their names, for a checkpoint with these tensors."""
+        names = frozenset(tensors)
+        return AdapterSet({name: LoraAdapter(folder, names) for name, folder in adapters.items()})
 
     def stack(self, names: Sequence[str], rows: Sequence[int], depth: int) -> StackedFactors | None:
         """Return the stacked factors of a product, None if no adapter changes one of its weights.

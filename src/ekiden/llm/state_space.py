@@ -209,10 +209,9 @@ def state_space_layer(
     kernel = dequantize(
         layers.read_weight(f"{prefix}conv1d.weight", (sizes.convolved, 1, sizes.kernel))
     )
-    zero = const(np.int32(0))
     convolved = bind(f"convolution_{n}", Call(inputs.functions["convolve"], (
-        zero, inputs.count, windows, op.zeros_like(data), data, inputs.rows, inputs.fresh,
-        const(np.ascontiguousarray(kernel[:, 0].T)),
+        const(np.int32(0)), inputs.count, windows, op.zeros_like(data), data, inputs.rows,
+        inputs.fresh, const(np.ascontiguousarray(kernel[:, 0].T)),
     )))  # fmt: skip
     mixed: Expr = TupleGetItem(convolved, 1)
     if sizes.has_convolution_bias:
@@ -220,44 +219,21 @@ def state_space_layer(
         mixed = op.add(mixed, const(bias))
     mixed = bind(f"mixed_{n}", silu(mixed))
 
-    rates = -np.exp(_log_decay_rates(layers, f"{prefix}A_log", sizes))
-    skip = layers.read_vector(f"{prefix}D", sizes.heads or inner)
-    if sizes.heads:
-        values = slice_axis(mixed, 0, inner, 1)
-        both = slice_axis(mixed, inner, sizes.convolved, 1)
-        into = slice_axis(both, 0, groups * size, 1)
-        out_of = slice_axis(both, groups * size, 2 * groups * size, 1)
-        steps = slice_axis(projected, total - sizes.heads, total, 1)
-        steps = op.add(steps, const(layers.read_vector(f"{prefix}dt_bias", sizes.heads)))
-        steps = op.clip(_softplus(steps), *sizes.step_limits)
-        depth = inner // sizes.heads
-        steps = op.repeat(steps, depth, axis=1)
-        rates, skip = np.repeat(rates, depth)[:, None], np.repeat(skip, depth)
-    else:
-        values, rank = mixed, sizes.step_rank
-        low = layers.linear(mixed, [prefix + "x_proj"], rank + 2 * size, inner, False)
-        low = bind(f"low_{n}", low)
-        parts = [
-            slice_axis(low, *bounds, 1)
-            for bounds in ((0, rank), (rank, rank + size), (rank + size, rank + 2 * size))
-        ]
-        if sizes.norm_epsilon:
-            parts = [_plain_norm(p, s, sizes.norm_epsilon) for p, s in zip(
-                parts, (rank, size, size), strict=True)]  # fmt: skip
-        into, out_of = parts[1:]
-        steps = _softplus(layers.linear(parts[0], [prefix + "dt_proj"], inner, rank, True))
+    scan = (_grouped_scan if sizes.heads else _selective_scan)(
+        prefix, projected, mixed, sizes, layers, lambda value: bind(f"low_{n}", value)
+    )
     scanned = bind(f"scan_{n}", Call(inputs.functions["scan"], (
-        zero, inputs.count, states,
-        op.reshape(op.zeros_like(values), (-1, groups, part)),
-        op.reshape(values, (-1, groups, part, 1)),
-        op.reshape(steps, (-1, groups, part, 1)),
-        op.reshape(into, (-1, groups, 1, size)),
-        op.reshape(out_of, (-1, groups, 1, size)),
+        const(np.int32(0)), inputs.count, states,
+        op.reshape(op.zeros_like(scan.values), (-1, groups, part)),
+        op.reshape(scan.values, (-1, groups, part, 1)),
+        op.reshape(scan.steps, (-1, groups, part, 1)),
+        op.reshape(scan.into, (-1, groups, 1, size)),
+        op.reshape(scan.out_of, (-1, groups, 1, size)),
         inputs.rows, inputs.fresh,
-        const(np.ascontiguousarray(rates.reshape(groups, part, -1), np.float32)),
+        const(np.ascontiguousarray(scan.rates.reshape(groups, part, -1), np.float32)),
     )))  # fmt: skip
     y: Expr = op.reshape(TupleGetItem(scanned, 1), (-1, inner))
-    y = op.multiply(op.add(y, op.multiply(values, const(skip))), silu(gate))
+    y = op.multiply(op.add(y, op.multiply(scan.values, const(scan.skip))), silu(gate))
     if sizes.heads:
         y = _grouped_norm(y, layers.read_vector(f"{prefix}norm.weight", inner), config)
     out = layers.linear(y, [prefix + "out_proj"], config.hidden, inner, "mlp" in config.biases)
@@ -267,6 +243,71 @@ def state_space_layer(
     ], axis=1)  # fmt: skip
     written = bind(f"cache_{n}", op.scatter_nd(cache, place, new, "update"))
     return out, written
+
+
+@dataclass(frozen=True, slots=True)
+class _ScanInputs:
+    """What the recurrence of a layer reads of its tokens, and its weights.
+
+    values and steps are [n, inner], into and out_of (B and C of the papers) [n, groups * size],
+    rates [inner, size or 1] and skip [inner].
+    """
+
+    values: Expr
+    steps: Expr
+    into: Expr
+    out_of: Expr
+    rates: np.ndarray
+    skip: np.ndarray
+
+
+def _grouped_scan(
+    prefix: str, projected: Expr, mixed: Expr, sizes: StateSpaceConfig, layers: DecoderLayers,
+    bind_low: Callable[[Expr], Var],
+) -> _ScanInputs:  # fmt: skip
+    """Return the inputs of Mamba 2's recurrence: a step a head, B and C beside the values."""
+    del bind_low
+    inner, size, groups = sizes.inner, sizes.size, sizes.groups
+    both = slice_axis(mixed, inner, sizes.convolved, 1)
+    total = inner + sizes.convolved + sizes.heads
+    steps = slice_axis(projected, total - sizes.heads, total, 1)
+    steps = op.add(steps, const(layers.read_vector(f"{prefix}dt_bias", sizes.heads)))
+    steps = op.clip(_softplus(steps), *sizes.step_limits)
+    depth = inner // sizes.heads
+    rates = -np.exp(_log_decay_rates(layers, f"{prefix}A_log", sizes))
+    return _ScanInputs(
+        slice_axis(mixed, 0, inner, 1),
+        op.repeat(steps, depth, axis=1),
+        slice_axis(both, 0, groups * size, 1),
+        slice_axis(both, groups * size, 2 * groups * size, 1),
+        np.repeat(rates, depth)[:, None],
+        np.repeat(layers.read_vector(f"{prefix}D", sizes.heads), depth),
+    )
+
+
+def _selective_scan(
+    prefix: str, projected: Expr, mixed: Expr, sizes: StateSpaceConfig, layers: DecoderLayers,
+    bind_low: Callable[[Expr], Var],
+) -> _ScanInputs:  # fmt: skip
+    """Return the inputs of Mamba 1's recurrence: steps, B and C are products of the values."""
+    del projected
+    inner, size, rank = sizes.inner, sizes.size, sizes.step_rank
+    low = bind_low(layers.linear(mixed, [prefix + "x_proj"], rank + 2 * size, inner, False))
+    parts = [
+        slice_axis(low, *bounds, 1)
+        for bounds in ((0, rank), (rank, rank + size), (rank + size, rank + 2 * size))
+    ]
+    if sizes.norm_epsilon:
+        parts = [_plain_norm(p, s, sizes.norm_epsilon) for p, s in zip(
+            parts, (rank, size, size), strict=True)]  # fmt: skip
+    return _ScanInputs(
+        mixed,
+        _softplus(layers.linear(parts[0], [prefix + "dt_proj"], inner, rank, True)),
+        parts[1],
+        parts[2],
+        -np.exp(_log_decay_rates(layers, f"{prefix}A_log", sizes)),
+        layers.read_vector(f"{prefix}D", inner),
+    )
 
 
 def _log_decay_rates(layers: DecoderLayers, name: str, sizes: StateSpaceConfig) -> np.ndarray:
