@@ -25,6 +25,7 @@ def _dft_angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> Pri
     """Return sign * 2 pi * step / extent; the step is reduced modulo the extent first, which keeps
     it exact.
     """
+    # A remainder by 0 is undefined, and an empty axis has extent 0.
     fraction = cast(step % te.max(extent, 1), dtype) / cast(extent, dtype)
     return fraction * (sign * 2 * math.pi)
 
@@ -95,6 +96,7 @@ def stft(
     def sum_over_window(b: Var, f: Var, frame: Var, component: Var) -> PrimExpr:
         """Return the sum over the window's samples, which begin `pad` samples into the frame."""
         position = k + pad
+        # Phases count from the start of the frame, not of the window, as in PyTorch.
         angle = _dft_angle(f * position, as_dim(n_fft), dtype, -1.0)
         wave = Select(
             component.equal(0), call_intrin("cos", angle), call_intrin("sin", angle), dtype

@@ -129,6 +129,7 @@ def _emit_function(func: PrimFunc, helpers: HelperFunctions) -> list[str]:
     body = "\n".join(writer.lines)
     parameter_list = ", ".join(arguments) or "void"
     compute = f"int {symbol}_compute({parameter_list}) {{\n{body}\n}}"
+    # C requires the loops' functions to be defined before the function that calls them.
     return [*loops, compute, _emit_packed_entry(func, symbol, helpers)]
 
 
@@ -139,8 +140,10 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
     w = StatementWriter(helpers, symbol, [])
     w.device_type = device_type_of(func)
     count = len(func.params)
+    # The signature is fixed: the casts silence warnings about unused parameters.
     w.emit_line("(void)self;")
     w.emit_line("(void)ret;")
+    # The count is checked first, as all checks below read `args[i]`.
     w.check(f"nargs != {count}", "TypeError", f"{func.name}: expected {count} arguments")
     argument_names = [
         _unpack_tensor(w, func, i, p) if isinstance(p, Buffer) else _unpack_scalar(w, func, i, p)
@@ -149,6 +152,7 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
     sizes: list[str] = []
     for row in shape_checks(func):
         actual = f"{argument_names[row.index]}->shape[{row.axis}]"
+        # The first tensor with a symbolic size defines it; the others are compared with it.
         if row.binds_var:
             assert isinstance(row.extent, Var)
             w.emit_line(f"const {c_type(row.extent.dtype)} {w.bind_name(row.extent)} = {actual};")
@@ -156,6 +160,7 @@ def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) ->
         else:
             w.check(f"{actual} != ({w.text(row.extent)})", "ValueError", row.message)
     values = [
+        # DLPack: the first element is at data + byte_offset, not at data.
         f"({memory_type(p.dtype)} *)((char *){name}->data + {name}->byte_offset)"
         if isinstance(p, Buffer)
         else name
@@ -182,6 +187,7 @@ def _unpack_scalar(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> st
     if dt.is_float(param.dtype):
         w.check(f"!{is_integer} && {index} != EK_FLOAT", "TypeError", f"{label} must be {kind}")
         number = w.unique(f"{param.name}_given")
+        # An integer or a bool is accepted for a float, as in Python.
         w.emit_line(f"const double {number} = {is_integer} ? (double){value}.i64 : {value}.f64;")
         argument = Var(number, "float64")
         w.names[argument] = number
@@ -206,6 +212,7 @@ def _unpack_tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -
     w.check(f"{name}->ndim != {rank}", "ValueError", f"{label} must have {rank} dimensions")
     wrong = f"ek_dtype_word({name}->dtype) != {pack_dtype(buffer.dtype)}u"
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
+    # Accesses to a buffer with strides use them; all others assume compact row-major memory.
     if rank and not buffer.strides:
         w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", not_contiguous_message(label))
     if w.device_type is not None and is_device_argument(func, buffer):
@@ -220,6 +227,7 @@ def _check_device(w: StatementWriter, name: str, label: str) -> None:
     wrong = f"{name}->device.type != {w.device_type}"
     w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device_type}")
     number = f"{name}->device.id"
+    # The first tensor determines the device; the others must be on the same one.
     if DEVICE_ID_VAR not in w.names:
         w.emit_line(f"const {c_type(DEVICE_ID_VAR.dtype)} {w.bind_name(DEVICE_ID_VAR)} = {number};")
         return

@@ -44,8 +44,10 @@ def scalarize_vector_loop(loop: For) -> For | None:
         return None
     index = store.indices[0]
     is_near = len(store.indices) == 1 and isinstance(index, Ramp) and is_const(index.stride, 1)
+    # Only stride 1 and scalar elements make the vectors of all iterations one run of elements.
     if not is_near or dt.lanes(store.buffer.dtype) > 1:
         return None
+    # A masked store leaves lanes unwritten, while the scalar loop writes every element.
     if store.predicate is not None and not is_const(store.predicate, 1):
         return None
     return _LaneScalarizer(loop.loop_var, dt.lanes(index.dtype)).scalarize(loop, store)
@@ -77,6 +79,7 @@ class _LaneScalarizer:
         """Return an expression for one element, or None. A value shared by all lanes must be
         invariant in the loop too.
         """
+        # The key is the identity, so that shared subexpressions are rewritten once.
         done: dict[int, PrimExpr] = {}
         order = post_order(root)
         for e in order:

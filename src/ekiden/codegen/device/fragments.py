@@ -61,6 +61,7 @@ MMA_BY_FACTOR: Mapping[str, MmaType] = {
     "uint8":    MmaType("u8",   "uint8_t",  2, "s32", "int32_t", "r"),
 }
 """Type combinations by factor dtype."""
+# Only the accumulator's columns are read: float32 sums serve bfloat16 factors too, int32 uint8.
 MMA_BY_ACCUMULATOR: Mapping[str, MmaType] = {"float32": MMA_BY_FACTOR["float16"],
                                              "int32": MMA_BY_FACTOR["int8"]}
 """Type combinations by accumulator dtype."""
@@ -105,6 +106,7 @@ def declare_fragment(buffer: Buffer, name: str) -> str:
         if not isinstance(d, IntImm):
             raise CompileError(f"fragment {buffer.name!r} has no constant size")
         count *= d.value
+    # The registers of a warp hold whole matrices, never a part of one.
     if count % (FRAGMENT_DIM * FRAGMENT_DIM):
         raise CompileError(
             f"fragment {buffer.name!r}: expected matrices of {FRAGMENT_DIM} x {FRAGMENT_DIM}, "
@@ -173,6 +175,7 @@ def _asm_constraints(letter: str, of: str, count: int) -> str:
 
 
 def _asm_helper(name: str, parameters: str, code: str, outputs: str, inputs: str) -> str:
+    # `volatile` and the memory clobber keep the compiler from moving accesses across barriers.
     return (
         f"EK_DEVICE void {name}({parameters}) {{\n"
         f'  asm volatile("{code};"\n'
@@ -216,6 +219,7 @@ def _lower_load_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentC
     registers = row.factor_registers
     code += f"{_asm_operands(0, registers)}, [%{registers}], %{registers + 1}"
     text = _asm_helper(
+        # PTX takes the stride as a 32-bit register, though offsets are int64 elsewhere.
         name,
         f"{_fragment_type(buffer)} *d, const {row.c_factor_type} *p, int64_t stride",
         code,

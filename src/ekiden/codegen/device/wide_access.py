@@ -90,6 +90,7 @@ class WideAccessWriter(VectorWriter):
             return
         index = s.indices[0]
         assert isinstance(index, Ramp)
+        # Wide loads of the value must precede the loop over its lanes.
         self.hoist_lane_reductions(value)
         offset, name = self.text(index.base), self._loaded_lanes.get(value, "")
         if not name:
@@ -104,6 +105,7 @@ class WideAccessWriter(VectorWriter):
         self.emit_line(
             f"ek_store_near<{access_type}>(&{self.name(s.buffer)}[{offset}], {name}, {guard});"
         )
+        # The store may change memory whose lanes are cached.
         self.invalidate_loads()
 
     def _wide_type(self, buffer: Buffer, index: PrimExpr) -> str:

@@ -107,6 +107,7 @@ def parse_elf(data: bytes) -> ElfObject:
     for i, (name, kind, flags, _, _, _, link, _, alignment, _) in enumerate(headers):
         title = _read_string(names, name)
         if flags & SHF_ALLOC and not title.startswith(UNWIND_SECTION_PREFIXES):
+            # An alignment of 0 means none, as 1 does (sh_addralign in the ELF specification).
             sections[i] = ElfSection(
                 title, section_content(i), max(alignment, 1), bool(flags & SHF_EXECUTE)
             )
@@ -131,6 +132,7 @@ def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymb
             (name, info, visibility, position, value, size)
             for name, value, size, info, visibility, position in rows
         ]
+    # The upper four bits of st_info are the binding, of which 0 is STB_LOCAL.
     return [
         ElfSymbol(_read_string(names, name), section, value, info >> 4 == 0)
         for name, info, _, section, value, _ in rows
@@ -139,6 +141,7 @@ def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymb
 
 def _parse_relocations(form: _ElfLayout, table: bytes) -> list[ElfRelocation]:
     mask = (1 << form.kind_bits) - 1
+    # r_info holds the symbol's number above the type, which has 8 or 32 bits.
     return [
         ElfRelocation(position, info & mask, info >> form.kind_bits, *(addend or (0,)))
         for position, info, *addend in struct.iter_unpack(form.relocation, table)

@@ -45,6 +45,7 @@ def split_even_odd(e: Cast) -> PrimExpr | None:
         return None
     low, odd = _even_lower_words(_even_or_odd_lanes(e.value, 0)), _even_or_odd_lanes(e.value, 1)
     if any(isinstance(n, Mul) and (_is_uniform(n.a) or _is_uniform(n.b)) for n in nodes):
+        # The odd results are in the even words of `odd`: lane i is its word i - 1.
         return shuffle(
             low, _even_lower_words(odd), [i + (lanes - 1) * (i % 2) for i in range(lanes)]
         )
@@ -54,6 +55,7 @@ def split_even_odd(e: Cast) -> PrimExpr | None:
 def _int64_nodes(root: PrimExpr) -> Iterator[PrimExpr]:
     """Yield the int64 nodes below an expression, at most MAX_INT64_NODES + 1 of them."""
     stack = [root]
+    # One node above the limit tells the caller that the expression is too large.
     for _ in range(MAX_INT64_NODES + 1):
         if not stack:
             return
@@ -130,8 +132,10 @@ def _odd_lower_words(e: PrimExpr) -> PrimExpr:
     """Return an int32 vector whose odd elements are the lower words."""
     by = _shift_distance(e)
     if by is None:
+        # The odd lanes of the result are the upper words, so the lower word moves up.
         return _as_int32_lanes(_shift_halves("left_shift", e, INT32_BITS))
     assert isinstance(e, Intrinsic)
+    # The result is bits `by` to `by` + 31: a left shift moves them to the upper word.
     return _as_int32_lanes(_shift_halves("left_shift", e.args[0], INT32_BITS - by))
 
 

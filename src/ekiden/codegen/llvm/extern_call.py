@@ -43,6 +43,7 @@ class ExternCallEmitter(PackedCallEmitter):
         argument_list = ", ".join(f"{kind} {operand}" for kind, operand in arguments)
         value = b.append_value(f"call {result} @{symbol}({argument_list})")
         if find_intrinsic(e.op).has_effects:
+            # The function may have written to any buffer.
             b.touch_memory()
         return value
 

@@ -51,6 +51,7 @@ class PackedCallEmitter(ExpressionEmitter):
             self.store_word(arguments, VALUE_WORDS * n, f"i64 {kind}")
             self.store_word(arguments, VALUE_WORDS * n + PAYLOAD_WORD, payload)
         result = self.allocate_words(VALUE_WORDS)
+        # The callee may leave the result unset, and type index 0 is None.
         self.store_word(result, 0, "i64 0")
         self.store_word(result, PAYLOAD_WORD, "i64 0")
         call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
@@ -76,6 +77,7 @@ class PackedCallEmitter(ExpressionEmitter):
     def allocate_words(self, count: int) -> Operand:
         """Allocate 64-bit words on the stack."""
         name = f"%{self.builder.fresh_name('words')}"
+        # The entry block allocates once, so that a call in a loop reuses its words.
         self.builder.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
         return name
 

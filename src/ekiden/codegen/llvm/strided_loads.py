@@ -34,6 +34,7 @@ def emit_strided(
     if stride == -1:
         order = list(range(lanes))[::-1]
         bits = dt.with_lanes("bool", lanes)
+        # The load returns the lanes in the order of memory, so their mask is reversed too.
         reversed_mask = None if mask is None else emit_shuffle(b, bits, mask, None, order)
         return emit_shuffle(b, dtype, load(1 - lanes, reversed_mask), None, order)
     gathered: Operand | None = None

@@ -55,9 +55,12 @@ def _enter_x86(b: FunctionBuilder) -> FlushToZeroMode:
     for name in ("stmxcsr", "ldmxcsr"):
         b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
     saved, changed = f"%{b.fresh_name('kept')}", f"%{b.fresh_name('changed')}"
+    # LLVM frees allocas outside the entry block only when the function returns.
     b.entry += [f"  {slot} = alloca i32, align 4" for slot in (saved, changed)]
+    # STMXCSR and LDMXCSR have memory operands only, so the words pass through the stack.
     b.append_void(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
     before = b.append_value(f"load i32, ptr {saved}, align 4")
+    # The other bits, such as rounding and exception masks, stay as the caller set them.
     b.append_void(
         f"store i32 {b.append_value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4"
     )
@@ -68,6 +71,7 @@ def _enter_aarch64(b: FunctionBuilder) -> FlushToZeroMode:
     b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
     b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
     saved = b.append_value("call i64 @llvm.aarch64.get.fpcr()")
+    # OR keeps the caller's rounding mode and trap bits.
     changed = b.append_value(f"or i64 {saved}, {FPCR_FZ}")
     return FlushToZeroMode("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
 

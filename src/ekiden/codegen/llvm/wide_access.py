@@ -30,6 +30,7 @@ class WideAccessEmitter(StatementEmitter):
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
         """Emit one load of contiguous lanes where their alignment is proven."""
+        # A mask guards lanes outside the buffer, which one wide load would read.
         align = self._alignment(buffer, index) if mask is None else 0
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
@@ -44,6 +45,7 @@ class WideAccessEmitter(StatementEmitter):
         loaded = b.append_value(f"load {kind}, {pointer}, align {align}")
         b.branch(join)
         b.start(scalar)
+        # All lanes are inserted below, so no initial value is needed.
         lanes: Operand = "poison"
         element_type, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
         for lane, lane_pointer in enumerate(self._lane_pointers(buffer, pointer, dt.lanes(dtype))):
@@ -95,6 +97,7 @@ class WideAccessEmitter(StatementEmitter):
         """
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
+        # Every access of the buffer needs the flag, but SSA form permits one definition.
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.builder.entry:
             self.builder.entry += [
                 f"  {name}.at = ptrtoint {self.pointer_type(buffer)} {pointer} to i64",

@@ -100,7 +100,9 @@ def schedule_reduction(sch: Schedule, kernel: KernelSpec) -> None:
     sch.reorder(block, thread, iteration)
     for epilogue in epilogues:
         sch.reverse_compute_at(epilogue, block)
+        # Only the epilogue in the block reads the sum, so it needs no device memory.
         sch.set_scope(reduction, 0, "local")
+        # The unit loop binds the epilogue to one thread: the others have no result to store.
         sch.bind(sch.add_unit_loop(epilogue), "threadIdx.x")
     sch.bind(block, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
@@ -149,6 +151,7 @@ def emit_vector_row(
     max_lanes_ = max_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
     size = known_extent(last.extent)
     lanes = lanes_fitting(max_lanes_, max_lanes_ if size is None else size)
+    # Lanes that are not neighbours in memory cannot be loaded as one vector.
     if lanes == 1 or not loads or not are_contiguous(loads, {last: step}, step, 1):
         return None
     # A short row does not fill several chains, which would only be combined at the end.

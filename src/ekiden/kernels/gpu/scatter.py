@@ -58,6 +58,7 @@ def _lanes_of_columns(shape: Sequence[PrimExpr], dtype: str, target: Target) -> 
     lanes = (
         lanes_fitting(max_lanes(target, (dtype,)), width) if computes_with_vectors(target) else 1
     )
+    # Rows that vectors do not divide would need a scalar remainder.
     return lanes if width is not None and width % lanes == 0 else 1
 
 

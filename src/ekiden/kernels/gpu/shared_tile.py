@@ -53,6 +53,7 @@ class RegisterOperands:
     def emit_loads(self, first: PrimExpr, step: int) -> list[Stmt]:
         """Emit the wide reads of a step of k that earlier steps have not made."""
         tile, lane, loads = self.shared_tile, Var("lane"), []
+        # The registers already hold the steps between two multiples of the read width.
         if self.registers is None or (tile.is_k_contiguous and step % tile.read_width):
             return []
         lines = (

@@ -20,6 +20,7 @@ def load_vector(
     vector = BufferLoad(buffer, (ramp(at, stride, lanes),), dt.with_lanes(buffer.dtype, lanes))
     if mask is None:
         return vector
+    # `if_then_else`, unlike Select, does not read lanes whose mask is off.
     return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
 

@@ -62,6 +62,7 @@ class _DeadCodeRemover(StmtMutator):
         """Rewrite let x = v: s to s, where nothing reads x and v has no effects."""
         body = self.visit(stmt.body)
         if stmt.var not in self._used_symbols:
+            # A value with effects is still evaluated; only its name is removed.
             return flatten_seq(Evaluate(stmt.value), body) if has_effects(stmt.value) else body
         return stmt.with_fields(body=body)
 
@@ -123,5 +124,6 @@ def is_self_store(stmt: BufferStore) -> bool:
 def remove_no_op(func: PrimFunc) -> PrimFunc:
     """Return the function without dead code. Blocks must have been lowered."""
     options = PassContext.current().fields(REMOVE_NO_OP_OPTION)
+    # Dead stores are removed first, because any store keeps its buffer alive.
     body = remove_dead_stores(func.body) if options["use_dataflow_analysis"] else func.body
     return func.with_fields(body=_DeadCodeRemover().visit(body))

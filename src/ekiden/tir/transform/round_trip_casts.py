@@ -81,9 +81,11 @@ def _remove_integer_casts(
         return None
     # A NaN becomes 0 as an integer, so that 0 has to be the lower end.
     is_inside = low_number == 0 == ends[0] and 0 <= high_number <= ends[1]
+    # Integers pass through the casts unchanged, but a fraction would be truncated.
     if not (is_inside and high_number == high_number // 1 and _is_integral(levels)):
         return None
     zero = broadcast(const(0.0, dt.element_dtype(e.dtype)), dt.lanes(e.dtype))
+    # The comparison is false for NaN, which thus becomes 0 as in the cast.
     above = GT(levels, zero, dt.with_lanes("bool", dt.lanes(e.dtype)))
     return Min(Select(above, levels, zero, e.dtype), high, e.dtype)
 

@@ -60,6 +60,7 @@ class _StrideRewriter(ExprRewriter):
             and e.op == "region_stride"
             and self._is_address_of_buffer(e.args[0])
         ):
+            # Calls that ask for a stride of the buffer must get the padded one.
             assert isinstance(e.args[1], IntImm)
             return cast(self._strides[e.args[1].value], e.dtype)
         if isinstance(e, BufferLoad) and e.buffer is self._old:
@@ -95,6 +96,7 @@ class _StorageAligner(StmtMutator):
         if rules is None or old.strides or len(old.shape) < 2 or _requires_dense(body, old):
             return stmt.with_fields(body=body)
         strides = _aligned_strides(old, rules)
+        # Padded rows have gaps, so the new buffer is flat and its indices apply the strides.
         new = old.with_fields(shape=(simplify(strides[0] * old.shape[0]),))
         return Allocate(new, _StrideRewriter(old, new, strides).visit(body))
 
@@ -107,6 +109,7 @@ def _requires_dense(body: Stmt, buffer: Buffer) -> bool:
 
 def _aligned_strides(buffer: Buffer, rules: Sequence[AlignmentRule]) -> list[PrimExpr]:
     """Return row-major strides, rounded up to k * factor + offset where a rule requests it."""
+    # The innermost stride stays 1, so that rows remain contiguous.
     strides: list[PrimExpr] = [const(1)]
     for axis in reversed(range(len(buffer.shape) - 1)):
         stride = strides[0] * buffer.shape[axis + 1]

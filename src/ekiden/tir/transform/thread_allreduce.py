@@ -104,6 +104,7 @@ class _ThreadAllreduceLowerer(StmtMutator):
             self._refuse,
         )
         combined = group.emit_combination(decompose_reducer(reducer), own, everywhere=True)
+        # A thread without a value contributes the identity: all threads must reach the barriers.
         begin = [
             BufferStore(b, _where(condition, v, start), _ZERO_INDEX)
             for b, v, start in zip(own, values, reducer.identity_element, strict=True)

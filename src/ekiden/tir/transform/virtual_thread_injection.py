@@ -100,6 +100,7 @@ def _replicate_per_thread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> 
             return s.with_fields(body=_replicate_per_thread(s.body, thread, first, count))
         case IfThenElse() if s.else_case is None and thread not in free_vars(s.condition):
             return s.with_fields(then_case=_replicate_per_thread(s.then_case, thread, first, count))
+        # A buffer with strides would need one more for the new axis.
         case Allocate() if not s.buffer.strides:
             wide = s.buffer.with_fields(shape=(const(count), *s.buffer.shape))
             body = _PerThreadRewriter(s.buffer, wide, thread).visit(s.body)

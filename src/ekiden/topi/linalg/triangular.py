@@ -28,6 +28,7 @@ def _emit_pivot_search(ib: IRBuilder, work: RowMatrix, k: Var) -> PrimExpr:
     pivot = ib.allocate("int64", 1, "pivot", "local")
     pivot[0] = k
     with ib.for_range(k + 1, work.count, "i") as i:
+        # The strict comparison selects the first of equal magnitudes, as LAPACK does.
         larger = te.abs(work[i, k]) > te.abs(work[pivot[0], k])
         pivot[0] = Select(larger, i, pivot[0], "int64")
     return ib.let("at", pivot[0])

@@ -112,6 +112,7 @@ def _moments(
 
     def squared_deviation(*i: Var) -> PrimExpr:
         """Return the sum of squared deviations from a row's mean."""
+        # A second pass over the deviations avoids the cancellation of E[x^2] - E[x]^2.
         distance = cast(
             data[source_indices(i, variables, axes, data.ndim, True)], wide
         ) - mean_of_row(i)

@@ -101,6 +101,7 @@ def _winograd_conv_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     )
     unify_dims(_WINOGRAD_CONV_OP, depth, weight.shape[2], "the channels of 'data' and 'weight'")
     top, left_pad, bottom, right = settings.padding
+    # Without strides, a window of 3 taps shortens each axis by 2.
     rows = simplify_dim(data.shape[1] + (top + bottom - WINOGRAD_TAPS + 1))
     columns = simplify_dim(data.shape[2] + (left_pad + right - WINOGRAD_TAPS + 1))
     return TensorType((data.shape[0], rows, columns, as_dim(settings.channels)), dtype)

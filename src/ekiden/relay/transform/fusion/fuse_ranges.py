@@ -77,6 +77,7 @@ def _can_return_ranges(expr: RelayExpr, limit: int) -> bool:
     if function is None or not isinstance(function.body.checked_type, TensorType):
         return False
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
+    # The ranges add operators to the kernel, which count against its limit.
     if len(calls) + NUM_RANGES > limit:
         return False
     return dt.is_float(function.body.checked_type.dtype) and any(
@@ -122,6 +123,7 @@ def fuse_ranges(root: RelayExpr, limit: int = DEFAULT_KERNEL_LIMITS.operators) -
     members = {e for calls in ranges.values() for e in calls}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
+        # Calls of ranges are replaced together with the kernel of their operand.
         if expr in members:
             continue
         rebuilt = replace_children(expr, new)

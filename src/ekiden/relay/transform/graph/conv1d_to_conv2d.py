@@ -23,6 +23,7 @@ else:
 
 def _insert_height_axis(operand: RelayExpr, axis: int) -> RelayExpr:
     """Insert a unit height axis into an operand."""
+    # A constant is reshaped at once, so that later passes still see a constant weight.
     if isinstance(operand, Constant):
         shape = operand.data.shape
         reshaped = operand.data.reshape(*shape[:axis], 1, *shape[axis:])

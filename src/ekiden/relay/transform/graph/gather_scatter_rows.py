@@ -59,6 +59,7 @@ def match_broadcast_vector(indices: RelayExpr, axis: int, rank: int = 1) -> Rela
         data = indices.data
         start = tuple(slice(None) if n == axis else slice(0, 1) for n in range(data.ndim))
         first = data[start]
+        # An empty tensor has no first element to compare the others with.
         is_repeated = data.size > 0 and bool(np.all(data == first))
         line = np.ascontiguousarray(first.reshape((1,) * (rank - 1) + (-1,)))
         return Constant(line) if is_repeated else None
@@ -71,6 +72,7 @@ def match_broadcast_vector(indices: RelayExpr, axis: int, rank: int = 1) -> Rela
     axis_index = axis - (len(shape) - len(inner_shape))
     if axis_index < 0 or not prove_equal(inner_shape[axis_index], shape[axis]):
         return None
+    # The indices would differ along any other axis whose extent is not 1.
     if any(n != axis_index and not is_const(dim, 1) for n, dim in enumerate(inner_shape)):
         return None
     return (
@@ -90,6 +92,7 @@ def rewrite_gather_as_take(call: Call) -> RelayExpr | None:
     rows = match_broadcast_vector(indices, axis)
     if rows is None:
         return None
+    # A gather rejects indices out of bounds, and so must the take.
     return op.take(data, rows, axis=axis, mode="raise").with_fields(span=call.span)
 
 
@@ -98,6 +101,7 @@ def rewrite_scatter_as_scatter_nd(call: Call) -> RelayExpr | None:
     data, indices, updates = call.args
     assert isinstance(call.attrs, placing.ScatterElementsAttrs)
     shape = _tensor_shape(data)
+    # scatter_nd indexes leading axes only.
     if len(shape) < 2 or call.attrs.axis % len(shape) != 0:
         return None
     if not _is_equal_except_axis(shape, _tensor_shape(indices), 0) or not _is_equal_except_axis(

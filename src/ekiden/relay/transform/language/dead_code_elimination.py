@@ -94,6 +94,7 @@ def drop_dead_bindings(root: RelayExpr, ignore_impurity: bool = False) -> RelayE
         if isinstance(expr, Var):
             stack += unused.pop(expr, ())
         elif isinstance(expr, Let):
+            # `impure` includes functions for their bodies, but making a closure has no effect.
             is_effect = expr.value in impure and not isinstance(expr.value, Function)
             if is_effect or expr.var in marked:
                 stack.append(expr.value)

@@ -47,6 +47,7 @@ def _eta_expand(
         if not is_wrapped:
             return new.get(child, child)
         kind = child.checked_type_or_none()
+        # A reference may lack a type of its own, but the function that it names has one.
         if kind is None and isinstance(child, GlobalVar):
             kind = module[child].checked_type
         assert isinstance(kind, FuncType), f"the type of {child} is not known"
@@ -55,6 +56,7 @@ def _eta_expand(
     for expr in post_order(root, into_functions=True):
         below = CHILD_GETTERS[type(expr)](expr)
         if isinstance(expr, Call):
+            # The callee is already applied, so it needs no wrapper.
             inside = [new.get(expr.op, expr.op), *map(expand_value, expr.args)]
         else:
             inside = [expand_value(c) for c in below]
