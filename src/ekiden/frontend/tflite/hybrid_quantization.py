@@ -66,6 +66,7 @@ def quantize_rows(data: Expr, rank: int, asymmetric: bool) -> QuantizedRows:
     scale, point = (_asymmetric_params if asymmetric else _symmetric_params)(low, high)
     # Symmetric quantization uses [-127, 127], so that the negative of every level is a level.
     lowest_level = -128.0 if asymmetric else -127.0
+    # The kernels multiply by the reciprocal, which rounds differently from a division.
     moved = op.multiply(data, op.divide(const(np.float32(1)), scale))
     nearest = op.clip(round_half_away(op.add(moved, point), "float32"), lowest_level, 127.0)
     levels = op.cast(op.add(nearest, const(np.float32(_UINT8_OFFSET))), "uint8")
@@ -111,6 +112,7 @@ def _asymmetric_params(low: Expr, high: Expr) -> tuple[Expr, Expr]:
     """Emit scale and zero point in float64; the end nearer to 0 determines the zero point, as in
     the kernels.
     """
+    # The range must contain 0, which must be a level exactly.
     low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
     high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
     scale = op.divide(op.subtract(high, low), _f64_const(255))

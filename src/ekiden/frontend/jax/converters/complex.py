@@ -111,6 +111,7 @@ def complex_sign(node: StablehloNode) -> ComplexPair:
     """Emit z / |z|, and 0 for 0."""
     a, b = node.parts(0)
     size = node.emit_once(complex_abs(a, b))
+    # 0 / 0 would be NaN, but StableHLO's sign of 0 is 0.
     is_zero = op.equal(size, op.zeros_like(size))
     quotients = (op.where(is_zero, component, op.divide(component, size)) for component in (a, b))
     real, imaginary = quotients
@@ -123,6 +124,7 @@ def complex_expm1(node: StablehloNode) -> ComplexPair:
     """
     a, b = node.parts(0)
     dtype = node.out_dtype()
+    # cos(b) - 1 cancels for small b, but -2 sin(b / 2)^2 does not.
     half = op.sin(op.multiply(b, const(0.5, dtype)))
     correction = op.multiply(op.multiply(half, half), const(2, dtype))
     real = op.subtract(op.multiply(expm1(a, dtype), op.cos(b)), correction)
@@ -211,6 +213,7 @@ def _fft(node: StablehloNode) -> ComplexPair | Expr:
     inverse = kind.startswith("I")
     spectrum: ComplexParts = real, imaginary
     if kind == "RFFT":
+        # The spectrum of real data is Hermitian, so RFFT returns one half and the middle.
         half = lengths[-1] // 2 + 1
         full_spectrum = dft_axis(node.scope, (real, None), last, False, dtype)
         x, y = (op.strided_slice(p, [0], [half], axes=[last]) for p in full_spectrum)

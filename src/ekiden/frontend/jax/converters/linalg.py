@@ -43,6 +43,7 @@ def _getrf(node: StablehloNode) -> list[Expr]:
 
 def _potrf(node: StablehloNode) -> list[Expr]:
     is_lower = _lapack_option(node, "uplo") == "L"
+    # The operator reads lower triangles: the upper one of a matrix is that of its transpose.
     data = node.expr(0) if is_lower else transpose_matrix(node.expr(0), _rank(node))
     factor, info = _tuple_fields(op.linalg.cholesky(data), 2)
     return [factor if is_lower else transpose_matrix(factor, _rank(node)), info]
@@ -82,6 +83,7 @@ def _solve_triangular(
 ) -> Expr:
     """Solve op(a) x = b; x op(a) = b is solved by transposing both sides."""
     a, b, rank = _promote_half(node, 0), _promote_half(node, 1), _rank(node)
+    # x op(a) = b is solved as op(a)' x' = b', which transposes a once more.
     if is_transposed == left_side:
         a, lower = transpose_matrix(a, rank), not lower
     if left_side:
@@ -101,6 +103,7 @@ def _complex_triangular_solve(node: StablehloNode) -> ComplexPair:
     left_side, lower, unit = map(node.bool_attribute, ("left_side", "lower", "unit_diagonal"))
     rank = _rank(node)
     a, b = list(node.parts(0)), list(node.parts(1))
+    # The adjoint is the transpose of the conjugate.
     if kind == "ADJOINT":
         a[1] = op.negative(a[1])
     if (kind != "NO_TRANSPOSE") == left_side:
@@ -168,6 +171,7 @@ def _gesdd(node: StablehloNode) -> list[Expr]:
     left_vectors, values, right_vectors = _tuple_fields(
         op.linalg.svd(node.expr(0), _lapack_option(node, "mode") == "A"), 3
     )
+    # LAPACK's first output is its overwritten input, which JAX ignores.
     return [node.expr(0), values, left_vectors, right_vectors, _zero_info(node)]
 
 

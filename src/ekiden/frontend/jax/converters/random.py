@@ -111,6 +111,7 @@ def _threefry_bits(node: StablehloNode, extents: Sequence[int], width: int) -> t
         pairs = op.stack([first, second], axis=axis + 1)
         wide = (*shape[:axis], 2 * half[axis], *shape[axis + 1 :])
         both = op.reshape(pairs, wide, allowzero=True)
+        # An odd extent leaves the last word unused.
         bits: Expr = op.strided_slice(both, (0,), (shape[axis],), axes=(axis,))
     else:
         bits = _join_u32(first, second)

@@ -50,16 +50,19 @@ def match_reducer(node: StablehloNode, block: ir.Block) -> str:
             return name
     if not body_operations or result != body_operations[-1].results[0]:
         return ""
+    # A body may be a call of a function that holds the operation.
     if len(body_operations) == 1 and body_operations[0].name == "func.call":
         return match_reducer(
             node, node.graph.function_body(body_operations[0].attributes["callee"].value)
         )
+    # All reducers are commutative, so the order of the arguments does not matter.
     if len(body_operations) > 1 or set(body_operations[0].operands) != set(block.arguments):
         return ""
     kind = REDUCER_KINDS.get(body_operations[0].name, "")
     if str(ir.RankedTensorType(block.arguments[0].type).element_type) == "i1":
         # On i1 StableHLO's add is or and multiply is and.
         return {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(kind, kind)
+    # On integers, `and` and `or` are bitwise.
     return kind if kind not in ("and", "or") else f"bitwise_{kind}"
 
 

@@ -62,10 +62,13 @@ def _match_update(node: StablehloNode, block: ir.Block, count: int) -> str:
     """
     *body_operations, end = block_operations(block)
     updates = list(block.arguments)[count:]
+    # The body returns its updates, as that of `x.at[i].set(y)`.
     if not body_operations and list(end.operands) == updates:
         return "second"
+    # A reducer's body has two arguments, a body of several operands more.
     kind = match_reducer(node, block) if count == 1 else ""
     is_real = not isinstance(node.whole[0], ComplexValue)
+    # A sum of complex numbers is taken part by part; products and extrema mix the parts.
     return kind if is_real or kind == "add" else ""
 
 
@@ -157,6 +160,7 @@ def _read_window(
 ) -> Expr:
     """Emit the window of a tensor that begins at the given start indices."""
     data = node.scope.expr(value)
+    # Axes that the window covers completely need no slice.
     for axis in at.partial_axes:
         data = dynamic_slice_axis(data, node.scope.expr(where[axis]), at.window_extents[axis], axis)
     return data
@@ -189,6 +193,7 @@ def _update_rows(
 ) -> Expr:
     """Emit the updates by window: [windows, extents of a window in all axes...]."""
     rank = len(update.type.shape)
+    # The axes of a window go last, so that each row of the result is one window.
     order = [*(i for i in range(rank) if i not in window), *window]
     data = node.scope.expr(update)
     data = data if order == list(range(rank)) else op.transpose(data, order)

@@ -154,11 +154,13 @@ def _emit_resize(
         numbers = _scale_exprs(len(shape), factors, by)
         return _emit_resample(node, shape, extents, numbers, mode, rounding)
     resized = _resize_spatial_axes(node, extents, factors, mode, rounding, by)
+    # Run-time scales may resize batch and channels too, which the image kernels cannot.
     if by is not None and not _preserves_batch_and_channels(node, by):
         outer: list[ScalarExpr] = [_float64_scale(s) for s in by[:2]]
         outer += [const(1.0, "float64")] * (len(shape) - 2)
         inner = node.with_inputs([node.as_value(resized)])
         return emit_resample(inner, extents, outer, mode, rounding)
+    # The image kernels resize spatial axes only, so the other extents must be equal at run time.
     for old, new in zip(shape[:2], extents[:2], strict=True):
         node.scope.require_condition(prim.fold_binary(prim.EQ, old, new))
     return resized
@@ -205,6 +207,7 @@ def _resize_spatial_axes(
 
 def _uniform_rounding(node: OnnxNode, factors: Sequence[float] | None) -> str:
     """Return the rounding that LEGACY_NEAREST means on all axes; itself where axes differ."""
+    # Linear and cubic interpolation do not round coordinates, so every rounding mode serves.
     if node.get_string("mode", "nearest") != "nearest":
         return "floor"
     if factors is None:
@@ -296,6 +299,7 @@ def _emit_resample(
     ratios: list[ScalarExpr] = [
         one
         if are_equal_dims(new, old)
+        # An empty axis would cause a division by zero.
         else op.divide(extent_as_float64(node, new), op.maximum(extent_as_float64(node, old), one))
         for old, new in zip(shape, extents_wanted, strict=True)
     ]
@@ -336,6 +340,7 @@ def _scaled_extent(extent: PrimExpr, factor: float) -> PrimExpr:
     number = known_int(extent)
     if number is not None:
         return as_dim(int(np.floor(np.float32(number) * np.float32(factor))))
+    # An integer factor stays a symbolic product, which shape rules can simplify.
     if factor == int(factor):
         return simplify_dim(extent * int(factor))
     if 1 / factor == int(1 / factor):

@@ -122,6 +122,7 @@ def _inverse_real_dft(node: OnnxNode, axis: int, length: int | None) -> Expr:
     half = known_int(node.shape(0)[axis])
     if half is None:
         node.reject("attribute 'onesided' needs a transformed axis of constant extent")
+    # Half a spectrum of n / 2 + 1 bins belongs to the even length n, unless one is given.
     extent = 2 * (half - 1) if length is None else length
     real, imaginary = (
         _resize_last_axis(node, _move_axis_to_end(node, p, axis), extent // 2 + 1)

@@ -111,6 +111,7 @@ def complex_power(node: FxNode, x: ComplexValue, exponent: object) -> ComplexRes
         if count & 1:
             result = base if result is None else complex_multiply(result, base)
         count >>= 1
+        # The square after the last bit would not be used.
         base = complex_multiply(base, base) if count else base
     assert result is not None
     return result
@@ -154,6 +155,7 @@ def complex_cast(node: FxNode, x: object, *_: object, **__: object) -> ComplexRe
     if not node.is_complex:
         return op.cast(real, node.out_dtype)
     shape = tuple(node.out_shape)
+    # The imaginary part of a real input is a scalar 0, which needs the result's shape.
     return real, op.broadcast_to(imaginary, shape) if not isinstance(x, ComplexValue) else imaginary
 
 

@@ -65,6 +65,7 @@ def _read_layer(
         others[1] if has_biases else None,
         initial_h=states[0],
         initial_c=states[1] if len(states) > 1 else None,
+        # Weights and biases come in pairs, so an odd number includes a projection.
         projection=weights[-1] if len(weights) % 2 else None,
         activations=activations,
         lengths=lengths,
@@ -85,6 +86,7 @@ def _run_layers(
     """
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
         node.reject("dropout between layers, which training has")
+    # The operator computes in float32 or float64, so narrower floats are widened.
     dtype = "float64" if x.type.dtype == "float64" else "float32"
     data = node.to_expr(x, dtype)
     if stack.batch_first:
@@ -119,6 +121,7 @@ def _recurrent(
     batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
     """Convert a recurrent module; only our own operators have `lengths`, the steps per sequence."""
+    # GRU and RNN have one state, LSTM has two.
     states = [hx] if isinstance(hx, Value) else hx
     stack = _LayerStack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     return _run_layers(node, name, x, states, stack, lengths)
