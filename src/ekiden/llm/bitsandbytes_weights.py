@@ -42,12 +42,14 @@ def decode_bitsandbytes(name: str, arrays: Arrays) -> Weight:
     for kind in QUANT_TYPES:
         try:
             raw = arrays(STATE + kind)
+        # The key names the type, so a missing key means another type.
         except KeyError:
             continue
         return _decode_table(name, _read_state(name, raw), arrays)
     values, scales = arrays("weight"), np.asarray(arrays(ROW_SCALES), np.float32).reshape(-1)
     if values.ndim != 2 or values.dtype != np.int8 or len(scales) != len(values):
         raise LoadError(f"'{name}': int8 {values.shape}, scales {scales.shape} do not fit")
+    # LLM.int8() stores the largest magnitude of each row, which the level 127 represents.
     return Weight.of(name, values.astype(np.float32) * (scales[:, None] / np.float32(MAX_INT8)))
 
 
@@ -55,6 +57,7 @@ def _read_state(name: str, raw: NDArray[Any]) -> Mapping[str, Any]:
     """Parse the quantisation state of a weight. Raises LoadError."""
     try:
         state = json.loads(np.asarray(raw, np.uint8).tobytes())
+    # Deeply nested JSON overflows the parser's recursion.
     except (ValueError, RecursionError) as error:
         raise LoadError(f"'{name}': its state is no JSON: {error}") from error
     if not isinstance(state, dict):
@@ -64,6 +67,7 @@ def _read_state(name: str, raw: NDArray[Any]) -> Mapping[str, Any]:
 
 def _positive(name: str, state: Mapping[str, Any], key: str) -> int:
     value = state.get(key)
+    # `isinstance` would accept True as a number.
     if type(value) is not int or value < 1:
         raise LoadError(f"'{name}': its state: '{key}': a number above 0 expected, got {value!r}")
     return value
@@ -84,6 +88,7 @@ def _decode_table(name: str, state: Mapping[str, Any], arrays: Arrays) -> Weight
             f"'{name}': {len(packed)} bytes, {len(scales)} scales and {table.size} levels do not"
             f" fit a shape {tuple(shape)} in blocks of {block}"
         )
+    # The high nibble holds the first value, unlike in GGUF; an odd count leaves one nibble unused.
     codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[:count]
     values = table[codes] * _repeat_scales(scales, block, count)
     return Weight.of(name, values.reshape(shape))
@@ -101,6 +106,7 @@ def _block_scales(name: str, state: Mapping[str, Any], arrays: Arrays) -> NDArra
     scales = np.asarray(arrays("weight.nested_absmax"), np.float32).reshape(-1)
     if table.shape != (256,) or len(scales) != -(-len(stored) // block):
         raise LoadError(f"'{name}': {len(scales)} scales of {len(stored)} scales do not fit")
+    # Double quantisation stores the scales less their mean, the offset.
     scaled = table[stored] * _repeat_scales(scales, block, len(stored))
     return np.asarray(scaled + np.float32(offset), np.float32)
 

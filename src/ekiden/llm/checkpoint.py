@@ -101,14 +101,17 @@ class MappedBytes:
     def __init__(self, path: Path, kind: str) -> None:
         self._path, self._files = path, MappedFiles()
         try:
+            # An empty file cannot be mapped, and the system's error would not name the format.
             if path.stat().st_size == 0:
                 raise LoadError(f"{path}: no {kind} file: it is empty")
             content = self._files.map(path)
             if content is None:
+                # One read takes the whole file, so a second buffer would only cost a copy.
                 with open(path, "rb", buffering=0) as file:
                     content = read_remaining(file)
         except OSError as error:
             raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+        # Weights are views of these bytes, so no writable view of the file is passed on.
         self.data: NDArray[np.uint8] = np.frombuffer(content.toreadonly(), np.uint8)
 
     def check(self) -> None:

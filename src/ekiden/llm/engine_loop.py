@@ -134,6 +134,7 @@ class EngineLoop:
             _log.warning("a step failed: %s: %s", type(error).__name__, error)
 
     def _deliver_updates(self) -> None:
+        # The loop removes entries, so it runs over a copy.
         for entry in list(self._entries.values()):
             stream = entry.stream
             tokens = stream.tokens[entry.sent :]

@@ -78,6 +78,7 @@ def _decode_iq4_xs(name: str, blocks: Bytes) -> Weight:
     upper_bytes = np.ascontiguousarray(blocks[..., 2:4])
     upper = upper_bytes.view("<u2") >> (2 * group).astype(np.uint16) & 3
     lower = blocks[..., 4 + group // 2] >> (group % 2 * 4).astype(np.uint8) & 15
+    # The 6-bit scales are stored with an offset of 32.
     scales = read_float16(blocks, 0) * ((upper << 4 | lower).astype(np.float32) - 32)
     packed = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
     levels = IQ4_LEVELS[_nibble_halves(packed)]
@@ -87,6 +88,7 @@ def _decode_iq4_xs(name: str, blocks: Bytes) -> Weight:
 
 def _ternary_weight(name: str, digits: NDArray[np.int16], blocks: Bytes, scale_at: int) -> Weight:
     """Return the 256 ternary digits of each block, minus 1, times its scale."""
+    # Weights become blocks of 32 values, so the scale of 256 values is repeated.
     short_blocks = digits.shape[-1] // SHORT_BLOCK_VALUES
     scales = np.repeat(read_float16(blocks, scale_at)[..., 0], short_blocks, axis=-1)
     return quantized_levels_to_weight(name, "q4_0", _flat(digits - np.int16(1), blocks), scales)
@@ -95,10 +97,12 @@ def _ternary_weight(name: str, digits: NDArray[np.int16], blocks: Bytes, scale_a
 def _decode_tq1_0(name: str, blocks: Bytes) -> Weight:
     """Decode tq1_0, base-3 digits with the most significant first: a byte is a fraction of 256."""
     parts = []
+    # Bytes 48 to 51 hold four digits, not five: 48 * 5 + 4 * 4 = 256 values.
     for begin, end, count in ((0, 32, 5), (32, 48, TERNARY_DIGITS), (48, 52, 4)):
         powers = (3 ** np.arange(count)).astype(np.uint8)[:, None]
         # Bytes wrap: what remains is the fraction behind the digits that were taken.
         fractions = blocks[..., None, begin:end] * powers
+        # A byte times 3 exceeds uint8.
         digits = (fractions.astype(np.int16) * 3) >> 8
         parts.append(digits.reshape(*blocks.shape[:-1], -1))
     return _ternary_weight(name, np.concatenate(parts, axis=-1), blocks, 52)

@@ -137,11 +137,13 @@ def _configure_metaspace(
     normalizers, decoders = package.normalizers, package.decoders
     prefix = [normalizers.Prepend(METASPACE_CHAR)] if begins else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", METASPACE_CHAR)])
+    # Bytes must become characters before the texts of tokens are joined.
     decoder_steps = [
         decoders.Replace(METASPACE_CHAR, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
     ]
+    # The decoder strips the space that the normalizer put before the text.
     tokenizer.decoder = decoders.Sequence(
         [*decoder_steps, *([decoders.Strip(" ", 1, 0)] if begins else [])]
     )

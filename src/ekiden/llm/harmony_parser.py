@@ -97,10 +97,12 @@ class HarmonyParser(AnswerParser):
             (position, mark) for mark in BODY_ENDS if (position := self._held.find(mark)) >= 0
         ]
         position, mark = min(end_match, default=(-1, ""))
+        # The JSON of a call can be checked only when it is complete.
         if position < 0 and self._function and not is_last:
             return False
         keep = 0
         if position < 0 and not is_last:
+            # The end of the text may be the beginning of a mark.
             keep = max(suffix_overlap(self._held, mark) for mark in BODY_ENDS)
         cut = position if position >= 0 else len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut + len(mark) :]

@@ -17,6 +17,7 @@ def integer_range_pattern(low: int | None, high: int | None) -> str:
     """
     options = []
     if low is None or low < 0:
+        # Zero has one form, without a sign, so it is left to the second option.
         first = 1 if high is None or high >= 0 else -high
         if below := _natural_range(first, None if low is None else -low):
             options.append(f"-{below}")
@@ -80,6 +81,7 @@ def _natural_range(low: int, high: int | None) -> str:
         options.append(_same_length_range(str(low), str(last)))
         low, digits = last + 1, digits + 1
         if high is None:
+            # Without an upper bound, all numbers with more digits are inside.
             options.append(f"[1-9][0-9]{{{digits - 1},}}")
             break
     return _alternatives(options)

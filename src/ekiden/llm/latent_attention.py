@@ -47,6 +47,7 @@ def latent_projections(
     latent = config.latent
     assert latent is not None
     heads, unrotated_depth, depth = config.heads, config.depth - latent.rope_depth, config.depth
+    # Smaller models (DeepSeek-V2-Lite) project queries directly, without a latent vector.
     if latent.query_rank:
         low = layers.linear(x, [prefix + "q_a_proj"], latent.query_rank, config.hidden, False)
         low = layers.norm(low, prefix + "q_a_layernorm", (latent.query_rank,), LATENT_NORM_EPSILON)
@@ -70,14 +71,17 @@ def latent_projections(
     rows = heads * (unrotated_depth + latent.value)
     expanded = layers.linear(low, [prefix + "kv_b_proj"], rows, rank, False)
     expanded = bind("expanded", op.reshape(expanded, (-1, heads, unrotated_depth + latent.value)))
+    # All heads share one rotated key for each token, as in multi-query attention.
     shared = op.reshape(
         slice_axis(both, rank, rank + latent.rope_depth, 1), (-1, 1, latent.rope_depth)
     )
+    # The product with ones broadcasts the shared key to all heads.
     turned_key = op.multiply(
         rotate(bind("turning", shared)), const(np.ones((1, heads, 1), np.float32))
     )
     key = op.concatenate([slice_axis(expanded, 0, unrotated_depth, 2), turned_key], axis=2)
     value = slice_axis(expanded, unrotated_depth, unrotated_depth + latent.value, 2)
+    # Queries, keys and values share one tensor, so the values get the depth of the keys.
     if latent.value < depth:
         value = op.nn.pad(value, ((0, 0), (0, 0), (0, depth - latent.value)))
     return op.concatenate([query, key, value], axis=1)

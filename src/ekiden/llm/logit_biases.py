@@ -63,12 +63,15 @@ def score_token(logits: Floats, token: int, alternatives: int) -> TokenScore:
     """Return the log-probability of a token by logits [vocabulary], with the top `alternatives`.
     Tokens of equal logits come in the order of their numbers.
     """
+    # exp cannot overflow after the maximum is subtracted.
     greatest = float(logits.max())
+    # The vocabulary is large, so float64 sums its terms.
     total = float(np.exp(logits - np.float32(greatest), dtype=np.float32).sum(dtype=np.float64))
     shift = greatest + float(np.log(total))
     top: tuple[tuple[int, float], ...] = ()
     if alternatives:
         count = min(alternatives, len(logits))
+        # The selection takes linear time, so only the candidates are sorted.
         threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
         candidates = np.flatnonzero(logits >= threshold)
         order = candidates[np.argsort(-logits[candidates], kind="stable")][:count]

@@ -107,6 +107,7 @@ def _scale_yarn(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotated_depth - 1)
     # Peng et al., "YaRN" (2023): the ramp between interpolated and extrapolated dimensions.
+    # The least width avoids a division by zero where both bounds are the same pair.
     ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
     extrapolated = 1 - ramp
     scaled = plain / factor * (1 - extrapolated) + plain * extrapolated
@@ -116,6 +117,7 @@ def _scale_yarn(
 
     mscale, all_dims = settings.get("mscale"), settings.get("mscale_all_dim")
     by = scale(float(mscale)) / scale(float(all_dims)) if mscale and all_dims else scale(1.0)
+    # A factor in the configuration overrides the formula.
     return scaled.astype(np.float32), float(settings.get("attention_factor") or by)
 
 
@@ -192,6 +194,7 @@ def read_rope(
             f"config: rope: an even number of the {depth} places of a head expected to turn, got"
             f" {rotated_depth}"
         )
+    # Powers are computed in float64 and rounded to float32 once.
     plain = (1 / base ** (np.arange(0, rotated_depth, 2, dtype=np.float64) / rotated_depth)).astype(
         "f4"
     )
@@ -202,6 +205,7 @@ def read_rope(
         **settings,
     }
     try:
+        # Invalid settings yield infinities, which the check below reports without warnings.
         with np.errstate(all="ignore"):
             frequencies, factor = ROPE_SCALINGS[kind](plain, both, context, base)
             short, switch_tokens = frequencies, 0

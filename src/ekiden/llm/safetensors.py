@@ -117,6 +117,7 @@ class SafetensorsFile(Mapping[str, Weight]):
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
                 f" {tensor.dtype}, got {tensor.end - tensor.begin}"
             )
+        # The file may have been cut since it was mapped.
         self._bytes.check()
         return self._data[tensor.begin : tensor.end].view(dtype).reshape(tensor.shape)
 
@@ -181,6 +182,7 @@ def _check_tiling(
     """
     # Overlaps and holes carry what other readers of the format do not see (polyglot files).
     position = begin
+    # An empty tensor precedes the tensor that begins at the same byte.
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
             raise LoadError(
@@ -225,6 +227,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         Raises LoadError.
         """
         config = self._read_json(CONFIG_FILE)
+        # The generation configuration overrides the model's end tokens.
         ends = self.generation.get("eos_token_id")
         return config if ends is None else {**config, "eos_token_id": ends}
 

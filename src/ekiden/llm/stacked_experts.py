@@ -48,6 +48,7 @@ class StackedExperts(Mapping[str, Weight]):
         if len(stacked) > len(plain):
             self._check_count(len(stacked) - len(plain))
         for name, match in stacked.items():
+            # Scales are decoded together with their blocks and have no name of their own.
             if match is None or match[3] == "_scales":
                 continue
             end = "bias" if match[3] == "_bias" else "weight"
@@ -102,6 +103,7 @@ class StackedExperts(Mapping[str, Weight]):
             raise LoadError(
                 f"'{stored}': {axes} axes, {self._count()} experts expected, got {weight.shape}"
             )
+        # A bias has one axis, which `.T` leaves unchanged.
         rows = weight.data[number].T
         return Weight.of(name, _deinterleave_rows(rows) if in_turns else rows, weight.format)
 
@@ -126,6 +128,7 @@ class StackedExperts(Mapping[str, Weight]):
         ):
             raise LoadError(f"'{stored}': blocks {blocks.shape}, scales {scales.shape} do not fit")
         pairs = blocks[number].reshape(scales.shape[1], -1)
+        # The low nibble of a byte holds the first value of a pair.
         codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
         exponents = scales[number]
         if in_turns:

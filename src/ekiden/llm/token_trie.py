@@ -72,6 +72,7 @@ def _levels(letters: NDArray[np.uint8], lengths: Ints, numbers: Ints) -> list[Tr
     common = np.zeros(count, np.int32)  # bytes that a token shares with the one before it
     if count > 1:
         differs = letters[1:] != letters[:-1]
+        # Padding equals padding, so the lengths bound the common prefix.
         shared = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
         common[1:] = np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))
     levels = []
@@ -80,6 +81,7 @@ def _levels(letters: NDArray[np.uint8], lengths: Ints, numbers: Ints) -> list[Tr
         is_new = (lengths > depth) & (common <= depth)
         nodes = (np.cumsum(is_new) - 1).astype(np.int32)
         ends = lengths == depth + 1
+        # Nodes are ordered by parent, so a binary search finds where each parent's children begin.
         begins = np.searchsorted(above[is_new], np.arange(above_count + 1)).astype(np.int32)
         levels.append(TrieLevel(begins, letters[is_new, depth], numbers[ends], nodes[ends]))
         above, above_count = nodes, int(is_new.sum())

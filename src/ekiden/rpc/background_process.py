@@ -81,7 +81,9 @@ def write_task_file(entry: str, *arguments: object) -> int:
     with tempfile.TemporaryFile() as file:
         pickle.dump((entry, arguments, level), file)
         file.flush()
+        # Both descriptors share one offset, so the reader would otherwise start at the end.
         os.lseek(file.fileno(), 0, os.SEEK_SET)
+        # The file closes at the end of the block, but the duplicate stays open.
         return os.dup(file.fileno())
 
 
@@ -105,6 +107,7 @@ def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[in
         for number in (task, *descriptors):
             moved.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _MIN_PARKED_DESCRIPTOR))
             opened.callback(os.close, moved[-1])
+        # The program must not read the terminal of its parent.
         nothing = os.open(os.devnull, os.O_RDONLY)
         opened.callback(os.close, nothing)
         actions = [(os.POSIX_SPAWN_DUP2, nothing, 0)]
@@ -113,6 +116,7 @@ def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[in
             for index, number in enumerate(moved)
         ]
         command = task_command(FIRST_PASSED_DESCRIPTOR - 1)
+        # Ignored signals are inherited: without `setsigdef` nothing could end such a program.
         return os.posix_spawn(
             command[0], command, os.environ, file_actions=actions, setsigmask=(),
             setsigdef=(signal.SIGTERM, signal.SIGINT),
@@ -124,6 +128,7 @@ def run_task(task: int) -> NoReturn:
     code = 1
     log = logging.getLogger("ekiden.rpc")
     try:
+        # Python's own handler of SIGINT would raise KeyboardInterrupt in the task.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         with open(task, "rb") as file:
@@ -137,5 +142,7 @@ def run_task(task: int) -> NoReturn:
     except BaseException:
         log.exception("a program of ekiden.rpc failed")
     finally:
+        # `os._exit` skips the exit handlers that flush logs.
         logging.shutdown()
+        # A normal exit would wait for the task's threads.
         os._exit(code)

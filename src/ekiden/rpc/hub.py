@@ -49,6 +49,7 @@ class HubPeer:
 
     def next_message(self) -> asyncio.Future[tuple[Kind, list[object]]]:
         """Return a future of the next message, so that callers can wait for other events too."""
+        # Two concurrent reads would split a message, so a pending one is returned again.
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._read_message())
         return self._coming
@@ -64,6 +65,7 @@ class HubPeer:
             self._coming = None
 
     async def _read_message(self) -> tuple[Kind, list[object]]:
+        # Hubs exchange no tensors, so the limit of HELLO bounds every message.
         kind, size = parse_header(
             await self.reader.readexactly(FRAME_HEADER_BYTES), MAX_HELLO_BYTES
         )
@@ -72,6 +74,7 @@ class HubPeer:
     async def send(self, kind: Kind, *fields: object) -> None:
         """Send a message."""
         self.writer.write(serialize_frame(kind, fields, NoHandles()))
+        # The sender waits while the peer reads slowly, so that no buffer grows without limit.
         await self.writer.drain()
 
     async def receive_hello(self) -> None:
@@ -94,6 +97,8 @@ class HubPeer:
         self.writer.write(key.channel_token(stream, b"server"))
         await self.writer.drain()
         peer_token = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_TIMEOUT_S)
+        # The comparison takes constant time: an early exit would reveal how much of a guess is
+        # right.
         if not hmac.compare_digest(peer_token, key.channel_token(stream, b"client")):
             raise RPCError("rpc: the other side has another key")
 
@@ -121,6 +126,8 @@ class Hub(Background):
             task = (make, tuple(arguments), len(numbers), secret)
             super().__init__(start_task("ekiden.rpc.hub:serve_program", task, numbers))
         finally:
+            # The new process has its own descriptor: this one would keep the port bound after its
+            # end.
             listener.close()
 
 
@@ -154,5 +161,6 @@ async def _serve_listener(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 0)
     context = None if secret is None else secret.tls_context(ssl.PROTOCOL_TLS_SERVER)
     await asyncio.start_server(handle_connection, sock=listener, ssl=context)
+    # A hub ends with its parent, which may die without sending a signal.
     while has_parent(parent):
         await asyncio.sleep(1)

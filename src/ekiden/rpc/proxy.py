@@ -53,6 +53,7 @@ class Proxy(Hub):
                 (host, tracker_addr, path), web,
             )  # fmt: skip
         finally:
+            # The hub's process has its own copies of the descriptors.
             for listener in web:
                 listener.close()
 
@@ -142,6 +143,7 @@ class _ProxyRegistry:
             key,
             client.constructor,
         )
+        # Waiting consumed the first byte of the server's answer, which the client needs.
         first = await end
         client.writer.write(first)
         await asyncio.wait(
@@ -184,6 +186,7 @@ class _ProxyRegistry:
         if self._tracker_address is not None:
             # One tracker connection, whose requests must not mix.
             async with self._telling:
+                # The request blocks, so it runs in a thread and other connections proceed.
                 await asyncio.to_thread(self._send_to_tracker, kind, *fields)
 
     def _send_to_tracker(self, kind: Kind, *fields: object) -> None:
@@ -194,6 +197,7 @@ class _ProxyRegistry:
                 self._tracker = open_session(channel, f"proxy:{os.getpid()}", 0)
             self._tracker.request(kind, *fields, seconds=_CLIENT_WAIT_S)
         except RPCError:
+            # The next message opens a new connection.
             self._tracker = None
 
 

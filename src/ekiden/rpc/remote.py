@@ -45,6 +45,7 @@ class _RemoteHandle:
     def __init__(self, endpoint: Endpoint, handle: int) -> None:
         self.endpoint, self.handle = endpoint, handle
 
+    # A finaliser may run in the middle of another message, so the release is only queued.
     def __del__(self) -> None:
         self.endpoint.queue_release(self.handle)
 
@@ -174,6 +175,7 @@ class RemoteDevice(RemoteDeviceBase):
     @property
     def exist(self) -> bool:
         """Return whether the session can use the device."""
+        # Every machine has a processor: the question would cost a round trip.
         if self.remote_device.type == CPU_DEVICE_TYPE:
             return True
         try:
@@ -183,6 +185,7 @@ class RemoteDevice(RemoteDeviceBase):
 
     def sync(self, stream: object = None) -> None:
         """Wait for the device's pending work."""
+        # Calls on the processor return when their work is done.
         if self.remote_device.type != CPU_DEVICE_TYPE:
             self._call_with_device("ek.device.sync")
 
@@ -237,6 +240,7 @@ class RemoteTensor(_RemoteHandle):
         count = 1
         for size in self.shape:
             count *= size
+        # Elements may be narrower than a byte, so the bits are rounded up to bytes.
         return (count * bits.bits * bits.lanes + 7) // 8
 
     def tensor(self, progress: Progress | None = None) -> Tensor:
@@ -246,6 +250,7 @@ class RemoteTensor(_RemoteHandle):
         copy = empty(self.shape, self.dtype)
         to, step = (
             _tensor_bytes(copy).data[: self.nbytes],
+            # The answer must fit this side's limit, less 64 bytes for its header.
             min(self.endpoint.channel.limit - 64, TRANSFER_CHUNK_BYTES),
         )
 
@@ -264,6 +269,7 @@ class RemoteTensor(_RemoteHandle):
     asnumpy = numpy
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[Any]:
+        # `copy=False` forbids copies (NumPy 2), but remote memory cannot be viewed.
         if copy is False:
             raise ValueError("a tensor of another machine can only be copied")
         return np.asarray(self.numpy(), cast(Any, dtype))
@@ -281,6 +287,7 @@ class RemoteTensor(_RemoteHandle):
                 f"copyfrom: {self.dtype}{list(self.shape)} expected,"
                 f" got {source.dtype}{list(source.shape)}"
             )
+        # Chunks are slices of memory, so a strided source is made contiguous first.
         data, ends = _tensor_bytes(source.contiguous()).data, deque[int]()
 
         def chunk_requests() -> Iterator[Request]:
@@ -310,6 +317,8 @@ class RemoteTensor(_RemoteHandle):
             target = target.empty(self.shape, self.dtype)
         if isinstance(target, RemoteTensor):
             if target.endpoint is not self.endpoint:
+                # Two sessions have no connection to each other, so the data passes through this
+                # process.
                 return target.copyfrom(self.tensor())
             self.endpoint.request(Kind.COPY, self.handle, target.handle)
             return target
@@ -330,6 +339,7 @@ def _tensor_bytes(host: Tensor) -> NDArray[np.uint8]:
 class SessionProxies:
     """Factory of the proxies of a session, which ends when the last of them is gone."""
 
+    # The reference is weak: a strong one would be a cycle that keeps the session open.
     endpoint: weakref.ref[Endpoint]
 
     def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
@@ -351,6 +361,7 @@ class SessionProxies:
         """
         if not isinstance(value, _RemoteHandle):
             return None
+        # Another session numbers its own objects, so the handle would name a wrong one.
         if value.endpoint is not self.endpoint():
             raise ValueError(f"rpc: a {type(value).__name__} of another session cannot cross")
         return value.handle

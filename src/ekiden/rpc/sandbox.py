@@ -73,6 +73,7 @@ def set_parent_death_signal() -> None:
     """Make the kernel end this process together with its parent (PR_SET_PDEATHSIG)."""
     parent = os.getppid()
     _libc.prctl(_DEATH_SIGNAL_BIT, signal.SIGKILL, 0, 0, 0)
+    # The parent may have ended before the call, and then no signal would come.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -139,6 +140,7 @@ def _session_environment(folder: str, has_sandbox: bool) -> dict[str, str]:
     """Return the environment of a session, with folders of its own; EKIDEN_SESSION marks a
     sandboxed session, so that a failing driver is reported as such.
     """
+    # Only listed variables are inherited: others may hold secrets of the server.
     variables = {name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES}
     folder_variables = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
     return {

@@ -58,6 +58,7 @@ async def _serve_pages(listener: socket.socket, proxy: tuple[str, int]) -> None:
     async with serve(
         handle_page,
         sock=listener,
+        # None allows programs outside browsers, which send no Origin header.
         origins=[None, _LOCAL_ORIGIN_PATTERN],
         max_size=FRAME_HEADER_BYTES + DEFAULT_MAX_FRAME_BYTES,
         max_queue=1,  # a message waits until what came before has gone on
@@ -102,6 +103,7 @@ async def _forward_page_to_stream(page: ServerConnection, into: asyncio.StreamWr
     """Forward a page's messages to a stream, no faster than they are read."""
     try:
         async for data in page:
+            # The protocol has no text messages.
             if not isinstance(data, bytes):
                 break
             into.write(data)

@@ -93,7 +93,9 @@ def num_compile_jobs() -> int:
     """
     chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
     if not chosen:
+        # The affinity mask counts the cores of this process; `cpu_count` counts the machine's.
         return len(os.sched_getaffinity(0))
+    # `int` alone would also accept signs, spaces and underscores.
     if not chosen.isdecimal() or int(chosen) == 0:
         raise _invalid_variable_error("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
@@ -116,6 +118,7 @@ def _read_seconds(name: str) -> float | None:
     text = os.environ.get(name, "")
     if not text:
         return None
+    # `float` alone would also accept nan, inf and negative numbers.
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
         raise _invalid_variable_error(name, "seconds above 0", text)
     return float(text)

@@ -124,6 +124,7 @@ def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
+        # An empty file cannot be mapped.
         data = mapped_files.map_readonly_tensor(file.fileno(), size) if size else None
     return load_params(path) if data is None else _read_tensors(_tensor_bytes(data), str(path))
 
@@ -134,6 +135,7 @@ def _read_tensors(data: _Bytes, where: str) -> dict[str, Tensor]:
     header.pop("__metadata__", None)
     end = 0
     result = {}
+    # In the order of offsets, one pass shows gaps and overlaps.
     for name, row in sorted(header.items(), key=lambda item: _row_offset(item[1])):
         dtype, shape, begin, stop = _check_header_row(
             row, f"load parameters from {where!r}: {name!r}"

@@ -40,6 +40,7 @@ class _LoopYielder:
         """
         if time.monotonic() - self._last < YIELD_INTERVAL_S:
             return
+        # The event is cleared first, as the loop may set it before the wait begins.
         self._has_run.clear()
         try:
             self._loop.call_soon_threadsafe(self._has_run.set)

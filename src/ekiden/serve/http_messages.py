@@ -57,11 +57,13 @@ def parse_infer_request(
     """Parse a request body whose tensors take at most `max_bytes`. Raises RequestError."""
     split = len(body)
     if header:
+        # `int` would also accept signs, spaces and underscores.
         if not (header.isascii() and header.isdigit() and len(header) < 16):
             raise RequestError(f"header {HEADER_LENGTH}: an integer expected")
         split = int(header)
         if split > len(body):
             raise RequestError(f"header {HEADER_LENGTH}: the body has {len(body)} bytes")
+    # Slices of a memoryview do not copy a large body.
     view = memoryview(body)
     arrays = None
     if split <= SCAN_CHUNK_BYTES:
@@ -106,6 +108,7 @@ def _parse_inputs(
             raise RequestError(f"input '{name}': datatype: one of {known_types} expected")
         shape = parse_shape(name, row.get("shape"))
         if not is_short:  # a short body has no more values than a few thousand
+            # Declared sizes are summed before any tensor is allocated.
             max_bytes -= tensor_bytes(name, kind, shape)
         if max_bytes < 0:
             raise RequestError(f"input '{name}': the tensors are too large", "too_large")
@@ -146,6 +149,7 @@ def _binary_size(name: str, row: dict[str, Any]) -> int | None:
     if "binary_data_size" not in parameters:
         return None
     size = parameters["binary_data_size"]
+    # `isinstance` would accept true, which JSON distinguishes from 1.
     if type(size) is not int or size < 0:
         raise RequestError(f"input '{name}': binary_data_size: an integer from 0 on expected")
     if "data" in row:

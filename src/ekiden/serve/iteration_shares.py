@@ -33,6 +33,7 @@ class HeldFlowControl(FlowControl):
     def hold(self) -> None:
         """Stop reading until `release`; holds are counted."""
         self._num_holds += 1
+        # The application may have paused the transport already.
         if self._num_holds == 1 and not self.read_paused:
             self._pause_transport()
 
@@ -91,6 +92,7 @@ class BodyReadingQueue:
     def leave(self, flow: HeldFlowControl) -> None:
         """Remove a connection at the end of its body, or at its own."""
         self._reading.pop(flow, None)
+        # The values are None: False means that the connection did not wait and has no hold.
         if self._waiting.pop(flow, False) is None:
             flow.release()
 
@@ -107,6 +109,7 @@ class BodyReadingQueue:
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
+            # The callback runs in the loop's next iteration, which begins a new share.
             loop.call_soon(self._begin_iteration, loop)
 
     def _begin_iteration(self, loop: asyncio.AbstractEventLoop) -> None:

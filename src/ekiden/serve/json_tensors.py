@@ -66,6 +66,7 @@ def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, Structura
         marks = structural_marks(piece, StringState())
         if at + size < len(data):
             commas = np.flatnonzero(marks.commas)
+            # A piece without a comma ends inside a value, so a larger one is tried.
             if not len(commas):
                 if size > MAX_VALUE_BYTES:
                     raise RequestError(f"input '{name}': data: a value is too long", "too_large")
@@ -82,6 +83,7 @@ def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, Structura
 
 def parse_values(piece: bytes, marks: StructuralMarks) -> list[Any]:
     """Parse the values of a chunk whose brackets were checked."""
+    # The view of `bytes` is read-only, so it is copied before brackets are blanked.
     codes = np.frombuffer(piece, np.uint8).copy()
     # The brackets of a nested array are those between values: `1[,2]` is no JSON.
     shown = np.where(marks.outside_strings, marks.codes, _LETTER)
@@ -90,6 +92,7 @@ def parse_values(piece: bytes, marks: StructuralMarks) -> list[Any]:
     codes[(marks.opening_brackets | marks.closing_brackets) & ((codes == 91) | (codes == 93))] = (
         _BLANK
     )
+    # The comma at the end separates this chunk from the next.
     if len(codes) and marks.commas[-1]:
         codes[-1] = _BLANK
     try:

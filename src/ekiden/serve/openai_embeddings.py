@@ -48,6 +48,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
 def _parse_inputs(value: object) -> tuple[str | tuple[int, ...], ...]:
     """Parse the inputs, texts or token lists. Raises RequestError."""
     entries = value if isinstance(value, list) else [value]
+    # A list of integers is the tokens of one input, not several inputs.
     if entries and all(type(token) is int for token in entries):
         entries = [entries]
     inputs = tuple(tuple(entry) if isinstance(entry, list) else entry for entry in entries)

@@ -90,6 +90,7 @@ class ResidentModels:
         Raises LoadError if the budget is too small beside the pinned models and the loaded versions
         of this one.
         """
+        # The model's own bytes are counted below, as its loaded versions.
         pinned = sum(m.num_bytes for m in self._models.values() if m.is_pinned and m.name != name)
         # A model keeps serving its loaded versions while its new ones load.
         loaded = self._models[name].num_bytes if name in self._models else 0
@@ -101,7 +102,9 @@ class ResidentModels:
                 f"the files of '{name}' have {num_bytes} bytes{also}; models may have"
                 f" {self._budget} together (model_bytes){hint}"
             )
+        # Another load may take the room before this one resumes, so the test is repeated.
         while not self._make_room(name, num_bytes):
+            # No await separates the test from `clear`, so no wake-up is lost.
             self._changed.clear()
             await self._changed.wait()
         self._reserved[name] = num_bytes
@@ -116,6 +119,7 @@ class ResidentModels:
         used = self.num_bytes + sum(self._reserved.values())
         if not self._budget or used + num_bytes <= self._budget:
             return True
+        # The list is a copy, as evictions remove models from the dictionary.
         candidates = [m for m in self._models.values() if not m.is_pinned and m.name != name]
         for model in candidates:
             if model.is_idle:

@@ -106,6 +106,7 @@ class FeedbackSession:
             port.check(value)
         if unknown := [name for name in values if name not in self._pairs]:
             raise RequestError(f"state: nothing is named '{unknown[0][:64]}'")
+        # The values share the memory of the saved file, so they are copied.
         self._values = {name: value.copy() for name, value in values.items()}
 
 
@@ -192,6 +193,7 @@ class SequenceTable:
         """Begin a sequence, replacing one of the same name. Raises RequestError if there are too
         many.
         """
+        # The old sequence of this name ends first, so that it does not count.
         self.end(name)
         self.end_idle()
         if len(self._found) >= self._most:

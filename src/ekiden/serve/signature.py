@@ -112,6 +112,7 @@ class ModelSignature:
 def _check_symbols(port: TensorPort, array: Array, sizes: dict[str, int]) -> None:
     """Check a shape against the symbol values known so far."""
     for dim, size in zip(port.dims, array.shape, strict=True):
+        # Compound dimensions such as `n + 1` are no identifiers; the run itself checks them.
         if isinstance(dim, str) and dim.isidentifier() and sizes.setdefault(dim, size) != size:
             raise RequestError(
                 f"input '{port.name}': '{dim}' is {sizes[dim]} in another input, here {size}"
@@ -148,6 +149,7 @@ def _batch_symbol(inputs: Sequence[TensorPort], outputs: Sequence[TensorPort]) -
     if not isinstance(first, str) or not first.isidentifier():
         return ""
     other_dims = " ".join(str(dim) for port in ports for dim in port.dims[1:])
+    # A compound dimension such as `2 * n` counts as an occurrence of `n`.
     words = "".join(c if c.isalnum() or c == "_" else " " for c in other_dims).split()
     shared = all(port.dims[0] == first for port in ports) and first not in words
     return first if shared else ""
@@ -183,8 +185,11 @@ def _results_agree(port: TensorPort, batched: Array, alone: Array) -> bool:
         return False
     if port.datatype.numpy.kind not in "fV":  # V: bfloat16
         return bool((batched == alone).all())
+    # 2**-6 is two units in the last place of bfloat16, the narrowest format.
     error = 2.0 ** (-6 if port.datatype.numpy.itemsize == 2 else -12)
+    # float64 holds every value exactly, so the comparison adds no rounding.
     a, b = batched.astype(np.float64), alone.astype(np.float64)
+    # The tolerance follows the largest element: cancellation leaves small ones inaccurate.
     largest = max(float(np.abs(b[np.isfinite(b)]).max(initial=0.0)), 1e-30)
     return bool(np.allclose(a, b, rtol=error, atol=error * largest, equal_nan=True))
 

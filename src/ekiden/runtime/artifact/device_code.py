@@ -34,6 +34,7 @@ class DeviceKernel:
             "device_type": self.device_type,
             "format": self.format,
             "args": self.args,
+            # Latin-1 maps each byte to one code point, so binary code (SPIR-V) survives JSON.
             "code": self.code.decode("latin-1"),
             "checks": [list(check) for check in self.checks],
         }
@@ -91,6 +92,7 @@ def unpack_kernels(data: bytes) -> list[DeviceKernel]:
 
     kernels = []
     for _ in range(read_uint32()):
+        # A tuple is evaluated from left to right, which is the order of the fields in the file.
         kind, form, name, args = (
             read_uint32(),
             read_bytes().decode(),

@@ -78,6 +78,7 @@ def unwrap_sum_value(value: object) -> object:
 
 def _unwrap_random_key(value: object) -> object:
     """Return the words of a JAX random key as an array; other values unchanged."""
+    # A key can exist only if its owner imported JAX, so JAX is never imported here.
     if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
         return value
     words: object = sys.modules["jax"].random.key_data(value)

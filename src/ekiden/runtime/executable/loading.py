@@ -74,6 +74,7 @@ def _read_all(file: object) -> bytes:
 def _load_path(path: Path) -> runtime.Executable:
     with rewrite_os_errors("load", path), open(path, "rb") as file:
         start = file.read(len(container_format.ARTIFACT_MAGIC))
+    # A tar archive has no signature in its first bytes, so its suffix decides.
     if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
         if "get_executable" not in module:
@@ -81,6 +82,7 @@ def _load_path(path: Path) -> runtime.Executable:
         executable = module["get_executable"]()
         assert isinstance(executable, runtime.Executable)
         return executable
+    # The test comes last because it imports frontends, which an artifact does not need.
     if start != container_format.ARTIFACT_MAGIC and _is_importable_model(path):
         raise LoadError(
             f"load '{path}': it is a model, not an artifact: compile it by ekiden.compile"

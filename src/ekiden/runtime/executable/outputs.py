@@ -76,6 +76,7 @@ def _check_destination(info: TensorInfo, candidate: object) -> OutputBuffer:
     if isinstance(candidate, (runtime.Tensor, np.ndarray)):
         destination: OutputBuffer = candidate
     elif hasattr(candidate, "__dlpack__"):
+        # DLPack shares the memory, so that the caller sees what is written.
         destination = runtime.from_dlpack(candidate).numpy()  # type: ignore[arg-type]  # it has the method
     else:
         expected = f"an array of {info.dtype} to write to"
@@ -120,6 +121,7 @@ def write_results(
             raise InputError(
                 f"out '{info.name}': {expected}, got {_format_shape(destination.shape)}"
             )
+        # Equal addresses show that a kernel wrote the output, which requires a contiguous one.
         written, source_array = destination_array(destination), source.numpy()
         if written.ctypes.data != source_array.ctypes.data or not written.flags.c_contiguous:
             np.copyto(written, source_array)

@@ -52,6 +52,7 @@ class PytreeLeaf:
         for index, (text, key) in enumerate(self.access_steps):
             try:
                 value = getattr(value, text[1:]) if key is None else value[key]  # type: ignore[index]
+            # A container without subscripts raises TypeError.
             except (AttributeError, LookupError, TypeError):
                 holder = self.argument_name + "".join(step for step, _ in self.access_steps[:index])
                 type_name = type(value).__name__
@@ -82,6 +83,7 @@ class PytreeInputs:
         """Parse input names; return None if none is a leaf of an argument."""
         leaves = [PytreeLeaf.parse(name) for name in names]
         parsed = [leaf for leaf in leaves if leaf is not None]
+        # A name that is no access path shows that the names are the model's own.
         if len(parsed) < len(leaves) or not any(leaf.access_steps for leaf in parsed):
             return None
         return PytreeInputs(parsed)
@@ -102,6 +104,8 @@ class PytreeInputs:
         """
         free = [head for head in self._heads if head not in named]
         positional = list(args)
+        # None and empty containers have no inputs, but they may also stand for an argument: they
+        # are dropped only if there are too many.
         if len(positional) > len(free):
             positional = [argument for argument in positional if not _has_no_leaves(argument)]
         if len(positional) != len(free):
@@ -141,10 +145,12 @@ def _leaf_names(head: str, argument: object) -> Iterator[str]:
     waiting = [(head, argument)]
     while waiting:
         leaf_name, value = waiting.pop()
+        # JAX treats None as a container without leaves.
         if value is None:
             continue
         if isinstance(value, Mapping):
             waiting += [(f"{leaf_name}[{key!r}]", item) for key, item in value.items()]
+        # A named tuple is a tuple too, but JAX names its fields, so this test comes first.
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
             waiting += [(f"{leaf_name}.{name}", getattr(value, name)) for name in value._fields]
         elif isinstance(value, (list, tuple)):

@@ -55,6 +55,7 @@ class ProgramState:
                 f"state: values of {expected_names} expected, got {', '.join(sorted(values))}"
             )
         with self._lock:
+            # All values are checked before the state changes.
             pairs = zip(self.names, self._current_values(), strict=True)
             self._values = tuple(_check_replacement(name, old, values[name]) for name, old in pairs)
 
