@@ -114,6 +114,7 @@ class LoraAdapter:
             raise ImportModelError(
                 f"{self._folder}: '{name}': factors {up.shape} and {down.shape} do not fit"
             )
+        # The scale is part of B, so that products need no further factor.
         return down, up * np.float32(self._scale(base, len(down)))
 
     def change(self, name: str) -> Floats:
@@ -138,6 +139,7 @@ class LoraAdapter:
             if module == pattern or module.endswith(f".{pattern}"):
                 alpha = read_float(patterns, pattern, alpha)
                 break
+        # rsLoRA divides by the root of the rank, which keeps updates of high rank from vanishing.
         return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
     def check(self) -> None:
@@ -170,6 +172,7 @@ class AdaptedCheckpoint(Mapping[str, Weight]):
         return iter(self._checkpoint)
 
     def __len__(self) -> int:
+        # A checkpoint need not have a length.
         return len(list(self._checkpoint))
 
     def __getitem__(self, name: str) -> Weight:

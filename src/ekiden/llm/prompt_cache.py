@@ -84,6 +84,7 @@ def _file_digests(source: str | os.PathLike[str] | None) -> list[str]:
     path = Path(source)
     if not path.is_dir():
         return [file_digest(path)]
+    # The order of a folder's entries differs between file systems.
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     return [f"{entry.name} {file_digest(entry)}" for entry in files]
 
@@ -147,6 +148,7 @@ class PromptCache:
         try:
             check_trusted(path)
             with open(path, "rb", buffering=0, opener=_open_plain) as file:
+                # One byte above the size shows that the file is too long.
                 content = file.read(size + 1)
         except FileNotFoundError:
             return None
@@ -156,6 +158,7 @@ class PromptCache:
         except OSError:
             return None
         head, data = content[: len(MAGIC) + CHECKSUM_BYTES], content[len(MAGIC) + CHECKSUM_BYTES :]
+        # The checksum includes the key, so that a renamed page counts as damaged.
         if len(content) != size or head != MAGIC + sha256(key + data).digest():
             self._count("damaged")
             _LOG.warning("prompt cache: '%s' is damaged; it is removed", path)

@@ -114,6 +114,7 @@ class TorchFile(Mapping[str, Weight]):
                 if order.read(16) != b"little":
                     raise LoadError(f"{self.path}: bytes of a big-endian machine")
         with archive.open(name) as file:
+            # One byte above the limit shows that the entry is too large.
             content = file.read(MAX_PICKLE_BYTES + 1)
         if len(content) > MAX_PICKLE_BYTES:
             raise LoadError(
@@ -124,12 +125,14 @@ class TorchFile(Mapping[str, Weight]):
     def _parse_pickle(self, content: bytes) -> dict[str, _StoredTensor]:
         """Return the tensors of a pickle. Raises LoadError for anything else."""
         try:
+            # All opcodes are checked before the unpickler executes the first.
             _check_opcodes(content)
             value = _TensorUnpickler(content).load()
         except LoadError as error:
             raise LoadError(f"{self.path}: {error}") from error
         except Exception as error:  # a pickle's mistakes have no common class
             raise LoadError(f"{self.path}: no pickle of tensors: {error}") from error
+        # Checkpoints of a training run hold the weights under this key.
         if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
             value = value["state_dict"]
         if not isinstance(value, dict):
@@ -177,6 +180,7 @@ class TorchFile(Mapping[str, Weight]):
         """
         entry = self._entries.get(f"{self._root}data/{storage.entry}")
         size = storage.elements * item_bytes
+        # Only an uncompressed entry can be viewed in the mapped file.
         if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
             raise LoadError(f"{where}: no {size} bytes in the entry 'data/{storage.entry}'")
         self._bytes.check()

@@ -100,6 +100,7 @@ class RPCSession:
     @property
     def _chunk_bytes(self) -> int:
         """Return the bytes of a chunk of a file."""
+        # A message also holds the file's name and a header, for which 1,024 bytes remain.
         return min(self._endpoint.peer_limit - 1024, TRANSFER_CHUNK_BYTES)
 
     def _upload_chunks(

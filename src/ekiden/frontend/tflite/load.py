@@ -159,6 +159,7 @@ def read_model(source: object) -> TfliteModel:
 
 
 def _parse_model(data: bytes, label: str) -> TfliteModel:
+    # Bytes 4 to 7 of a flatbuffer are its file identifier.
     if data[4:8] != FILE_IDENTIFIER:
         text = f"expected a TensorFlow Lite model, got {len(data)} bytes that are none"
         raise ImportModelError(f"import {label}: {text}")
@@ -207,6 +208,7 @@ class _FlatbufferReader:
         count = table.TensorsLength()
         stated = [_decode_text(table.Tensors(i).Name()) for i in range(count)]
         times = Counter(stated)
+        # Names may be empty or repeated, so the index makes them unique.
         names = [n if n and times[n] == 1 else f"{n or 'tensor'}:{i}" for i, n in enumerate(stated)]
         tensors = [self._read_tensor(table.Tensors(i), i, n) for i, n in enumerate(names)]
         operations = [
@@ -220,11 +222,13 @@ class _FlatbufferReader:
             graph.outputs,
             *(o.inputs + o.outputs + o.intermediate_tensors for o in operations),
         ):
+            # -1 stands for an absent tensor.
             if any(not -1 <= i < count for i in indices):
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
 
     def _read_tensor(self, table: Table, index: int, name: str) -> TfliteTensor:
+        # ShapeSignature has -1 for dynamic extents, in place of which Shape has examples.
         shape = _int_field(table, "ShapeSignature") or _int_field(table, "Shape")
         dtype = TENSOR_DTYPES.get(table.Type(), f"number {table.Type()}")
         data = None
@@ -247,6 +251,7 @@ class _FlatbufferReader:
             return None
         if buffer.Offset() > 1:  # behind the flatbuffer, in files of more than 2 GB
             return self.data[buffer.Offset() : buffer.Offset() + buffer.Size()]
+        # An empty buffer means that the tensor is no constant.
         return None if buffer.DataLength() == 0 else np.asarray(buffer.DataAsNumpy())
 
     def _read_operator(self, table: Table, index: int) -> TfliteOperator:
@@ -298,6 +303,7 @@ def _read_quantization(table: Table, dtype: str) -> TensorQuantization | None:
     if table is None or table.ScaleLength() == 0:
         return None
     scale = tuple(float(s) for s in table.ScaleAsNumpy())
+    # A file may leave out zero points that are 0.
     points = _int_field(table, "ZeroPoint") or (0,) * len(scale)
     if dtype in NUMERIC_DTYPES and "int" in dtype:
         ends: Any = np.iinfo(dtype)

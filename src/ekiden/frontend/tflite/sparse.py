@@ -57,6 +57,7 @@ def densify(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: 
     for i, axis in enumerate(blocks):
         coordinates[:, axis] *= sizes[len(shape) + i]
         coordinates[:, axis] += traversed[:, len(shape) + i]
+    # The shape is untrusted, so the limit is checked before the allocation.
     check_memory_limit(math.prod(shape) * values.itemsize, "a sparse constant as a dense one")
     dense = np.zeros(tuple(shape), values.dtype)
     dense[tuple(coordinates.T)] = values

@@ -109,6 +109,7 @@ def to_vm_argument(info: TensorInfo, value: object) -> object:
             reason = "; inputs by name are keywords: executable(**inputs)"
         expected = f"an array of {info.dtype}, got {actual}{reason}"
         raise InputError(f"input '{info.name}': expected {expected}") from error
+    # Our errors are RuntimeErrors too, but they name their cause already.
     except EkidenError:
         raise
     except RuntimeError as error:  # what a framework says of a tensor that it cannot share

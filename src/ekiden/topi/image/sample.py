@@ -66,6 +66,7 @@ def crop_and_resize(
         is in their middle.
         """
         last = cast(size - 1, SAMPLE_COORDINATE_DTYPE)
+        # A crop of one sample has no steps to divide by; its coordinate is selected below.
         steps = cast(te.max(extent - 1, 1), SAMPLE_COORDINATE_DTYPE)
         general = low * last + cast(index, SAMPLE_COORDINATE_DTYPE) * ((high - low) * last / steps)
         return Select(
@@ -138,6 +139,7 @@ def affine_grid(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
 
     def normalized_coordinate(index: Var, extent: PrimExpr) -> PrimExpr:
         """Map an index to -1 at the first pixel and 1 at the last."""
+        # An extent of 1 has no steps to divide by.
         steps = cast(te.max(extent - 1, 1), SAMPLE_COORDINATE_DTYPE)
         return cast(index, SAMPLE_COORDINATE_DTYPE) * (2.0 / steps) - 1.0
 

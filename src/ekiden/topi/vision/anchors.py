@@ -129,6 +129,7 @@ def multibox_transform_loc(
                         score[0] = value
                         best[0] = c
                 enough = score[0] >= threshold
+                # Class 0 is the background, which is no detection.
                 keep = enough if keep_background else te.all(best[0] > 0, enough)
                 with ib.if_scope(keep):
                     slot = ib.let("slot", number[0])
@@ -137,6 +138,7 @@ def multibox_transform_loc(
                         [moves[b, n * 4 + k] for k in range(4)],
                         variances,
                     )
+                    # Detections count the classes without the background.
                     rows[b, slot, 0] = cast(best[0] - (0 if keep_background else 1), dtype)
                     rows[b, slot, 1] = score[0]
                     for k, edge in enumerate(box):

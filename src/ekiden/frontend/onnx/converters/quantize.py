@@ -99,6 +99,7 @@ def convert_quantize_linear(node: OnnxNode) -> Expr:
     zero = node.optional_value(2)
     # Half to even, as ONNX QuantizeLinear says.
     rounded = op.round(scaled)
+    # An odd zero point before the rounding would change which halves round up.
     if zero is not None:
         rounded = op.add(rounded, op.cast(_broadcast_parameter(node, zero), wide))
     return op.cast(op.clip(rounded, *integer_limits(dtype)), dtype)
@@ -122,6 +123,7 @@ def convert_dequantize_linear(node: OnnxNode) -> Expr:
     if node.dtype(0) in SMALL_FLOATS:
         data: Expr = op.cast(node.expr(0), "float32")
     else:
+        # The difference of two 8-bit levels needs 9 bits.
         data = op.cast(node.expr(0), "int32")
         if zero is not None:
             data = op.subtract(data, op.cast(_broadcast_parameter(node, zero), "int32"))

@@ -200,6 +200,7 @@ def _runtime_part_sizes(node: OnnxNode, axis: int, split_input: Value | None) ->
         else op.cast(as_scalar(node.scope, split_input), "int64")
     )
     starts = op.arange(const(np.int64(0)), extent, size, dtype="int64")
+    # The last part gets what is left of the extent.
     return op.minimum(op.subtract(extent, starts), size)
 
 

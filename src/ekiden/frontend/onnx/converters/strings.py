@@ -109,6 +109,7 @@ def _string_split(node: OnnxNode) -> list[StringValue | Expr]:
     delimiter, max_split = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
     data, zero = flatten_strings(strings), const(np.int64(0))
     counts = node.scope.attach_span(op.text.count_parts(data, delimiter, max_split))
+    # The 0 is the maximum where there are no strings.
     greatest = op.max(op.concatenate(Tuple((counts, const(np.zeros(1, np.int64)))), axis=0))
     # The most parts of any string; the rows of shorter ones are filled with empty strings.
     slots = node.scope.bind_named(op.arange(zero, greatest, const(np.int64(1)), dtype="int64"))
@@ -164,6 +165,7 @@ def _remove_stopwords(node: OnnxNode, data: Expr, stop: Sequence[str], exact: bo
     # StringNormalizer: if every string is removed, the output is a single empty string.
     none = op.reshape(op.logical_not(op.any(stays)), (1,))
     where = op.argwhere(op.concatenate(Tuple((stays, none)), axis=0))
+    # UTF-8 has no byte 255, so it fills the width of an empty string.
     empty = op.full_like(op.strided_slice(data, [0], [1], axes=[0]), const(255, "uint8"))
     kept_rows = op.cast(op.squeeze(where, axis=[1]), "int64")
     table = op.concatenate(Tuple((data, empty)), axis=0)

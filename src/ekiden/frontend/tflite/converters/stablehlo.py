@@ -72,6 +72,7 @@ def _concatenate(node: TfliteNode) -> Expr:
 
 
 def _reshape(node: TfliteNode) -> Expr:
+    # An extent of 0 is meant as such: without `allowzero` it would copy the input's.
     return op.reshape(node.expr(0), _static_output_shape(node), allowzero=True)
 
 
@@ -129,6 +130,7 @@ def _match_reducer(node: TfliteNode, index: int) -> str:
     graph = node.graph.subgraph_importer(index).graph
     if not graph.operations and graph.outputs == graph.inputs[1:2]:
         return "second"
+    # All reducers are commutative, so the order of the arguments does not matter.
     if len(graph.operations) == 1 and set(graph.operations[0].inputs) == set(graph.inputs[:2]):
         kind = _REDUCER_KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
         if kind is not None:
@@ -181,6 +183,7 @@ def _stablehlo_reduce_window(node: TfliteNode) -> Expr:
         _int_list_option(node, name, ones)
         for name in ("WindowStrides", "BaseDilations", "WindowDilations")
     )
+    # A base dilation of d puts d - 1 gaps between elements.
     window = Window(size, steps, apart, sides[::2], sides[1::2], tuple(d - 1 for d in inner))
     return _reduce_windows(
         node, window, _match_reducer(node, int(node.read_option("BodySubgraphIndex")))
@@ -213,6 +216,7 @@ def _sort(node: TfliteNode) -> Expr:
     """Convert STABLEHLO_SORT of one tensor with the comparator < or >."""
     body = node.graph.subgraph_importer(int(node.read_option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
+    # Exchanged arguments would reverse the order.
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
         node.reject("several tensors, or an order of its own; known are < and >")
     kind = tests[0].code
