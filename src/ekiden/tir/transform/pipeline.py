@@ -53,10 +53,12 @@ from ekiden.tir.transform.storage_alignment import align_storage
 from ekiden.tir.transform.storage_reuse import storage_rewrite
 from ekiden.tir.transform.thread_allreduce import lower_thread_allreduce
 from ekiden.tir.transform.thread_binding import unify_thread_binding
-from ekiden.tir.transform.thread_sync import thread_sync
+from ekiden.tir.transform.thread_exchange import refuse_thread_exchange
+from ekiden.tir.transform.thread_sync import is_thread_loop, thread_sync
 from ekiden.tir.transform.undefined_stores import remove_store_undef
 from ekiden.tir.transform.virtual_thread_injection import inject_virtual_threads
 from ekiden.tir.views import lower_match_buffer
+from ekiden.tir.visitor import pre_order_stmts
 
 _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 """Decorator of passes over loop programs: (function, module, context) -> function."""
@@ -178,6 +180,7 @@ LowerCrossThreadReduction = _pass_factory("LowerCrossThreadReduction", lower_cro
 """Pass that lowers reductions bound to threads: per-thread partial results, then a combination."""
 LowerThreadAllreduce    = _pass_factory("LowerThreadAllreduce",    lower_thread_allreduce)
 """Pass that lowers T.tvm_thread_allreduce, by which a script combines values of threads."""
+_RefuseThreadExchange   = _pass_factory("RefuseThreadExchange",    refuse_thread_exchange)
 AlignStorage            = _pass_factory("AlignStorage",            align_storage)
 """Pass that pads strides of intermediates as `Schedule.storage_align` requested."""
 LoopPartition           = _pass_factory("LoopPartition",           loop_partition)
@@ -348,6 +351,9 @@ def _lower_function(func: PrimFunc, has_threads: bool) -> PrimFunc:
     elif passes is PASSES and has_threads:
         # Behind the lowering of views, which it does not know, and while there still are blocks.
         passes = [PASSES[0], *THREAD_REDUCTION_PASSES, *PASSES[1:]]
+    elif passes is PASSES and any(map(is_thread_loop, pre_order_stmts(func.body))):
+        # While loops and buffers have their axes, and indices no iterators of blocks.
+        passes = [*PASSES[:2], _RefuseThreadExchange(), *PASSES[2:]]
     module = Sequential(_insert_context_passes(passes), name="tir.lower")(
         IRModule({func.name: func})
     )
