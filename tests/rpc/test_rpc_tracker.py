@@ -5,6 +5,7 @@ import random
 import select
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 
@@ -183,6 +184,27 @@ def test_sessions_through_a_proxy(tracker: rpc.Tracker, client: rpc.TrackerSessi
     for item in servers:
         item.terminate()
     until(client, lambda s: not s["server_info"])
+    proxy.terminate()
+
+
+def test_client_ends_when_its_server_fails_before_it_answers() -> None:
+    """The server takes the client and resets the connection instead of answering."""
+    proxy = rpc.Proxy(port=0)
+    address = (proxy.host, proxy.port)
+
+    def hello(key: str) -> bytes:
+        fields = (PROTOCOL_MAGIC, PROTOCOL_VERSION, MAX_HELLO_BYTES, 0, key, ())
+        return serialize_frame(Kind.HELLO, fields, NoHandles())
+
+    with socket.create_connection(address) as server, socket.create_connection(address) as client:
+        server.sendall(hello("server:far"))
+        client.sendall(hello("far"))
+        assert server.recv(1)  # the client's HELLO: both are matched
+        # A linger time of 0 resets the connection, so that reading raises at the proxy.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()
+        client.settimeout(60)
+        assert client.recv(1) == b""
     proxy.terminate()
 
 

@@ -134,6 +134,19 @@ class _ProxyRegistry:
             return
         await self._notify_tracker(Kind.DROP, waiting.match)
         client = future.result()
+        try:
+            await self._join_peers(peer, client, key, end)
+        finally:
+            # A server that fails now must not leave its client waiting for ever.
+            client.writer.close()
+
+    async def _join_peers(
+        self, peer: HubPeer, client: HubPeer, key: str, first_byte: asyncio.Future[bytes]
+    ) -> None:
+        """Introduce a client to its server and forward between them until either ends.
+
+        Waiting for the server has begun to read its answer: `first_byte`, which the client needs.
+        """
         await peer.send(
             Kind.HELLO,
             PROTOCOL_MAGIC,
@@ -143,9 +156,7 @@ class _ProxyRegistry:
             key,
             client.constructor,
         )
-        # Waiting consumed the first byte of the server's answer, which the client needs.
-        first = await end
-        client.writer.write(first)
+        client.writer.write(await first_byte)
         await asyncio.wait(
             [
                 asyncio.ensure_future(_forward_bytes(*direction))
@@ -153,7 +164,6 @@ class _ProxyRegistry:
             ],
             return_when=asyncio.FIRST_COMPLETED,
         )
-        client.writer.close()
 
     async def _serve_client(self, peer: HubPeer, key: str) -> None:
         """Connect a client to a server: any of that name, or the one of the tracker's match."""
