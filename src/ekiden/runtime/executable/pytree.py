@@ -137,7 +137,7 @@ def _has_nested_inputs(name_prefix: str, input_names: set[str]) -> bool:
     """Return whether inputs are below a name: the leaf is an object of a user class with leaves of
     its own.
     """
-    return any(name.startswith(name_prefix) for name in input_names)
+    return any(name.startswith((f"{name_prefix}.", f"{name_prefix}[")) for name in input_names)
 
 
 def _leaf_names(head: str, argument: object) -> Iterator[str]:
