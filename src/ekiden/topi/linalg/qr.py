@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, Select, cast, const
+from ekiden.ir.prim import PrimExpr, Select, cast, const, maximum
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
@@ -56,12 +56,20 @@ def _emit_reflection(ib: IRBuilder, work: RowMatrix, k: PrimExpr, v: BufferVar) 
     return tau.
     """
     dtype = work.dtype
+    # Squares of the ratios to the largest element neither overflow nor vanish (LAPACK's nrm2).
+    largest = ib.allocate(dtype, 1, "largest", "local")
+    largest[0] = _magnitude(work[k, k])
+    with ib.for_range(k + 1, work.count, "i") as i:
+        largest[0] = maximum(largest[0], _magnitude(work[i, k]))
+    unit = ib.let("unit", Select(largest[0] > 0.0, largest[0], const(1, dtype), dtype))
     square = ib.allocate(dtype, 1, "square", "local")
     square[0] = const(0, dtype)
     with ib.for_range(k + 1, work.count, "i") as i:
-        square[0] = square[0] + work[i, k] * work[i, k]
+        ratio = ib.let("ratio", work[i, k] / unit)
+        square[0] = square[0] + ratio * ratio
     alpha = ib.let("alpha", work[k, k])
-    length = call_intrin("sqrt", alpha * alpha + square[0])
+    share = ib.let("share", alpha / unit)
+    length = unit * call_intrin("sqrt", share * share + square[0])
     # The sign opposite to alpha's avoids cancellation in beta - alpha (Golub and Van Loan, 5.1).
     beta = ib.let("beta", Select(alpha > 0.0, -length, length, dtype))
     is_zero = ib.let("is_zero", square[0].equal(0.0))
@@ -75,6 +83,10 @@ def _emit_reflection(ib: IRBuilder, work: RowMatrix, k: PrimExpr, v: BufferVar) 
         v[i] = work[i, k] * scale
         work[i, k] = v[i]
     return tau
+
+
+def _magnitude(value: PrimExpr) -> PrimExpr:
+    return Select(value < 0.0, -value, value, value.dtype)
 
 
 def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
