@@ -58,13 +58,14 @@ the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are re
 
 SOURCES = frozenset((
     "backend/kernels/general_encoding.py", "contrib/target/onnx_emitters.py",
-    "frontend/common/reducers.py",
+    "frontend/common/recurrent_layer.py", "frontend/common/reducers.py",
     "frontend/jax/converters/reduction_bodies.py", "frontend/jax/converters/elementwise.py",
     "frontend/jax/converters/reduce_window.py",
     "frontend/tensorflow/converters/data_movement.py",
 ))  # fmt: skip
 """Files whose words are those of what they read or write: operations of ONNX and StableHLO,
-TensorFlow's modes of ScatterNd and intrinsics of loop programs; some are Relay's too.
+TensorFlow's modes of ScatterNd, activations of recurrent layers and intrinsics of loop programs;
+some are Relay's too.
 """
 
 

@@ -62,7 +62,7 @@ class _TokenizerEntries:
         return LoadError(f"{self.path}: 'tokenizer.{name}': {message}")
 
     def string_list(self, name: str) -> list[str]:
-        """Return a list of strings. Raises what `fail` creates if it is missing or invalid."""
+        """Return a list of strings. Raises `load_error` if it is missing or invalid."""
         value = self.given.get(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self.load_error(name, "a list of texts expected")
@@ -90,7 +90,7 @@ class _TokenizerEntries:
         return token_id
 
     def string(self, name: str, default: str = "") -> str:
-        """Return a text, or the default if it is missing. Raises what `fail` creates if it is no
+        """Return a text, or the default if it is missing. Raises `load_error` if it is no
         text.
         """
         value = self.given.get(name, default)

@@ -287,7 +287,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
             )
         for name, shard in shard_by_tensor.items():
             # Path traversal: shards lie in the checkpoint's folder.
-            if Path(shard).name != shard:
+            if Path(shard).name != shard or shard in (os.curdir, os.pardir):
                 raise LoadError(
                     f"{self.path / self._index_file}: tensor '{name}': a file of the folder"
                     f" expected, got '{shard}'"

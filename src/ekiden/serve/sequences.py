@@ -46,15 +46,15 @@ class StatefulSession:
         self._executable = executable.session()
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """Return the outputs of the next step; see `Session`."""
+        """Return the outputs of the next step; see `SequenceSession`."""
         return output_arrays(self._executable(*arrays, timeout=seconds))
 
     def state_values(self) -> dict[str, Array]:
-        """Return the state by name; see `Session`."""
+        """Return the state by name; see `SequenceSession`."""
         return {name: value.numpy() for name, value in self._executable.state.items()}
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """Continue from a saved state; see `Session`."""
+        """Continue from a saved state; see `SequenceSession`."""
         self._executable.set_state(values)
 
 
@@ -68,7 +68,7 @@ class FeedbackSession:
         self._values: dict[str, Array] = {}
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """Return the outputs of the next step; see `Session`."""
+        """Return the outputs of the next step; see `SequenceSession`."""
         request_inputs = iter(arrays)
         rows = len(arrays[0]) if arrays and arrays[0].ndim else 1
         feeds = [
@@ -90,12 +90,12 @@ class FeedbackSession:
         return self._values[port.name]
 
     def state_values(self) -> dict[str, Array]:
-        """Return the state by name; see `Session`."""
+        """Return the state by name; see `SequenceSession`."""
         return dict(self._values)
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """Continue from a saved state; see `Session`. Raises RequestError for a name or a type that
-        the model's state does not have.
+        """Continue from a saved state; see `SequenceSession`. Raises RequestError for a name or a
+        type that the model's state does not have.
         """
         for port in self._whole.inputs:
             if port.name not in self._pairs:

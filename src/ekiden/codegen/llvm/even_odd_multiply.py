@@ -84,7 +84,7 @@ def _is_leaf(e: PrimExpr) -> bool:
 
 
 def _even_or_odd_lanes(e: PrimExpr, odd: int) -> PrimExpr:
-    """Return the even or odd elements of an expression whose nodes `_inner_vars` yields; recursion
+    """Return the even or odd elements of an expression whose nodes `_int64_nodes` yields; recursion
     is bounded by MAX_INT64_NODES.
     """
     half = dt.lanes(e.dtype) // 2

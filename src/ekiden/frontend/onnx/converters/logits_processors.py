@@ -25,8 +25,8 @@ def temperature_processor(temperature: Expr) -> LogitsProcessor:
     """
 
     def divide_scores(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
-        # A temperature of 0 would divide by zero; it means that none is set.
         """Emit the scores divided by the temperature."""
+        # A temperature of 0 would divide by zero; it means that none is set.
         is_set = op.greater(temperature, const(np.float32(0)))
         return op.divide(scores, op.where(is_set, temperature, const(np.float32(1))))
 

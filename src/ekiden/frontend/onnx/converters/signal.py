@@ -56,7 +56,7 @@ def _complex_parts(node: OnnxNode) -> tuple[Expr, Expr]:
     data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
     real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
     if known_int(node.shape(0)[-1]) == 1:
-        return real, op.multiply(real, const(0.0, "float64"))
+        return real, op.zeros_like(real)
     imaginary = op.strided_slice(data, begin=[1], end=[2], axes=[last])
     return real, op.squeeze(imaginary, axis=[last])
 
