@@ -24,20 +24,20 @@ from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import rewrite_os_errors
 
 MAX_TEXTS_AT_ONCE = 16
-"""Of a file of prompts."""
+"""Maximum number of prompts of a `--prompts` file that are answered concurrently."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_text_model_arguments(parser)
-    parser.add_argument("text", nargs="?", help="what the answer goes on from (standard input)")
+    parser.add_argument("text", nargs="?", help="the prompt (default: standard input)")
     parser.add_argument("--tokens", help="numbers of tokens instead of a text: 1,529,29871")
     parser.add_argument(
         "--prompts",
         help="a file of prompts, one a line: a text in JSON, or a list of messages of a"
         " conversation; answers come as lines of JSON",
     )
-    parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
+    parser.add_argument("--quiet", action="store_true", help="do not print the speed")
     add_sampling_arguments(parser)
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the response as it is generated. Raises InputError for two prompts."""
     if options.tokens is not None and options.text is not None:
         raise InputError("--tokens: give a prompt as text or as tokens, not both")
-    if options.prompts is not None and (options.tokens or options.text) is not None:
+    if options.prompts is not None and (options.tokens, options.text) != (None, None):
         raise InputError("--prompts: give prompts in a file or one as an argument, not both")
     sampling = Sampling(**sampling_fields(options))
     if options.prompts is not None:
@@ -82,7 +82,7 @@ def _answer_all(options: argparse.Namespace, sampling: Sampling) -> int:
 
 
 def _read_prompts(path: str) -> list[Any]:
-    """Return the prompts of a file. Raises InputError for a line that is none."""
+    """Return the prompts of a file. Raises InputError for a line that is no prompt."""
     with rewrite_os_errors("read", path):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     prompts: list[Any] = []
@@ -92,7 +92,7 @@ def _read_prompts(path: str) -> list[Any]:
         try:
             prompt = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"--prompts: line {number}: no JSON: {error}") from error
+            raise InputError(f"--prompts: line {number}: not valid JSON: {error}") from error
         if not isinstance(prompt, str) and not is_conversation(prompt):
             raise InputError(f"--prompts: line {number}: a text or a list of messages expected")
         prompts.append(prompt)

@@ -232,7 +232,7 @@ class TransposedAxis:
 
     @property
     def read_offset(self) -> int:
-        """Return the data offset, from element q, of the results from stride * q on."""
+        """Return the input offset, relative to element q, of the results from stride * q on."""
         return (self.pad_before + self.stride - 1) // self.stride
 
     @property

@@ -19,7 +19,7 @@ __all__ = ["SessionFolder", "remove_stale_folders"]
 
 SESSION_FOLDER_PREFIX = "ekiden-session-"
 _UNLOCKED_PREFIX = "ekiden-rpc-"
-"""Of a folder that has no lock yet: no other server takes it for one that was left."""
+"""Prefix of a folder that is not locked yet, so that no other server removes it as stale."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Target tags, TVM's short names for full configurations."""
+"""Target tags, TVM's short names for full target configurations, which the parser looks up."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ TARGET_TAGS: dict[str, dict[str, object]] = {
                      "max_shared_memory_per_block": 32768},
 }
 # fmt: on
+"""Tag -> full target configuration."""
 TARGET_TAGS["nvidia/jetson-nano"]["registers_per_block"] = 32768
-"""Tag -> the configuration it stands for."""

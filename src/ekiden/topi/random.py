@@ -226,7 +226,7 @@ def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, T
     new, draws = uniform(gen, 0.0, 1.0, shape)
     k = te.reduce_axis((0, size), "k")
 
-    def count_passed(*i: Var) -> PrimExpr:
+    def count_thresholds_below(*i: Var) -> PrimExpr:
         """Return the number of cumulative weights that a draw, scaled to the total weight, has
         passed (inverse transform sampling).
         """
@@ -234,7 +234,7 @@ def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, T
         passed = sums[(*i[:-1], k)] <= scaled_draw
         return te.sum(cast(passed, "int32"), k)
 
-    drawn = te.compute(shape, count_passed, name="multinomial_count", tag="reduce")
+    drawn = te.compute(shape, count_thresholds_below, name="multinomial_count", tag="reduce")
     # Rounding of the cumulative sums may make a draw pass the last one; it then takes the last
     # index.
     last = cast(size - 1, "int32")

@@ -1,5 +1,5 @@
-"""Dispatch contexts, which select the configuration of a template, and the one that has none to
-select: every knob has its first value.
+"""Dispatch contexts, which select the configuration of a template when it is called, and the
+default context, which gives every knob its first value.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ekiden.tune.schedule_templates import Config
 __all__ = ["DispatchContext", "FallbackContext", "Workload"]
 
 Workload: TypeAlias = tuple[object, ...]
+"""Name of a template and its arguments."""
 
 
 class DispatchContext:
@@ -35,10 +36,13 @@ class DispatchContext:
         return config
 
     def update(self, target: TargetLike, workload: Workload, cfg: Config) -> None:
-        """Set the configuration of a workload."""
+        """Set the configuration of a workload, in subclasses that accept configurations. Raises
+        NotImplementedError in others.
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no configurations")
 
     def _query_inside(self, target: TargetLike | None, workload: Workload) -> Config | None:
+        """Return the configuration of this context alone; None to ask the enclosing one."""
         raise NotImplementedError
 
     def __enter__(self) -> DispatchContext:
@@ -52,7 +56,9 @@ class DispatchContext:
 
 
 class FallbackContext(DispatchContext):
-    """Fallback context without tuning records: every knob of a template has its first value."""
+    """Fallback context without tuning records: every knob of a template has its first value, unless
+    `update` has set the configuration of a workload.
+    """
 
     def __init__(self) -> None:
         self.memory: dict[tuple[str, Workload], Config] = {}

@@ -52,7 +52,7 @@ class TrackedInputs(list[Value | None]):
     @overload
     def __getitem__(self, index: slice) -> list[Value | None]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Value | list[Value | None] | None:
-        """Return one input or several, which are read from here on."""
+        """Return one input or several, and mark them as read."""
         indices = range(len(self))[index]
         # The registry rejects a node whose converter ignores a present input, instead of computing
         # something else.

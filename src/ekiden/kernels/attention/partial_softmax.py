@@ -1,9 +1,9 @@
 """Partial softmax results of attention over a chunk of keys, and their merge (flash decoding).
 
-    part of a row   sums of shares * values [depth], the greatest score, the sum of shares;
-                    shares are exp(score - greatest)
-    of two parts    the greater greatest score; sums of each times exp(its greatest - that)
-    result          sums of shares * values / sum of shares
+    partial result  e = exp(score - maximum) of its keys: sum(e * value) [depth], maximum, sum(e)
+    merge of a, b   maximum = max(a.maximum, b.maximum); sums of both, each first multiplied by
+                    exp(its maximum - maximum)
+    result          sum(e * value) / sum(e)
 
 After Dao and others, "Flash-Decoding for long-context inference" (2023). Parts are merged in order
 and by the same instructions, so a result does not depend on the thread that computed them.
@@ -28,7 +28,7 @@ INITIAL_MAX_SCORE = -1e30
 @dataclass(frozen=True, slots=True)
 class PartialSoftmax(VectorMemory):
     """Layout of a row's partial softmax (weighted sums, maximum and sum of exponentials) in a
-    float32 buffer, padded to whole vectors. Each lane has its own sum of probabilities, and all
+    float32 buffer, padded to whole vectors. Each lane has its own sum of exponentials, and all
     have the maximum score.
     """
 
@@ -61,8 +61,8 @@ class PartialSoftmax(VectorMemory):
     def emit_initialize(
         self, into: Buffer, rows: int, sink: Callable[[Var], PrimExpr] | None = None
     ) -> Stmt:
-        """Emit the initialisation of rows: maximum -inf, all sums 0; or those of a row that has one
-        key already, of the score `sink(row)` and the value 0 (attention sink).
+        """Emit the initialisation of rows: maximum INITIAL_MAX_SCORE, all sums 0; or those of a row
+        that has one key already, of the score `sink(row)` and the value 0 (attention sink).
         """
         row, v = Var("row"), Var("v")
         position = row * self.row_elements

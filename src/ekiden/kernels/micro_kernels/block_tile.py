@@ -236,7 +236,7 @@ class _BlockTile(PanelTile):
 
 
 class _UnitEmitter:
-    """Emitter of the products of one unit of a block for a tile."""
+    """Emitter of the dot products of one unit of a quantisation block, for a tile."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""C identifier conventions for generated code, as in TVM.
+"""TVM's public helpers for C identifiers, for user scripts; Ekiden's own code does not call them.
 
     to_c_function_style(prefix_generated_name(["model", "run"]))   ->   TVMGenModelRun
 
-Every function raises InputError for an empty name and for one without the prefix `TVM`.
+All raise InputError for an empty name; those that convert a name, for one without the prefix `TVM`.
 """
 
 from __future__ import annotations

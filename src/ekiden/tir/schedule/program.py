@@ -585,14 +585,14 @@ def _part_loops_by_counter(loops: Sequence[For]) -> dict[Var, For]:
     complete_vars: set[Var] = set()
     part_loops: dict[Var, For] = {}
     for loop in loops:
-        counters = _part_counters(loop)
+        counters = _partition_name_counters(loop)
         if counters <= complete_vars:
             complete_vars.add(loop.loop_var)
             part_loops.update((v, loop) for v in counters)
     return part_loops
 
 
-def _part_counters(loop: For) -> set[Var]:
+def _partition_name_counters(loop: For) -> set[Var]:
     """Return the loop variables that the start of a loop over parts depends on."""
     if is_const(loop.min) or PART_OF_ANNOTATION not in (loop.annotations or {}):
         return set()
@@ -601,7 +601,7 @@ def _part_counters(loop: For) -> set[Var]:
 
 def _first_part_min(part_loop: For) -> PrimExpr:
     """Return the begin of the first part."""
-    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _part_counters(part_loop)}
+    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _partition_name_counters(part_loop)}
     return substitute_expr(part_loop.min, zeros)
 
 

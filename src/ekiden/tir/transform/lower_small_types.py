@@ -23,7 +23,7 @@ from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
 def _is_storage_value(e: PrimExpr) -> bool:
-    """Return whether a small number is already written as its carrier."""
+    """Return whether a value of a narrow dtype is already in its storage dtype."""
     return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_byte_stored(e.dtype)
 
 

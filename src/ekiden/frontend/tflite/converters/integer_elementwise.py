@@ -214,13 +214,13 @@ def convert_abs(node: TfliteNode) -> Expr:
     source, result = _unary_quant_params(node)
     factor = np.float64(source.scale / result.scale)
 
-    def rescaled_distance(numbers: Array) -> Array:
+    def rescaled_difference(numbers: Array) -> Array:
         """Return the distance from the zero point at the result's scale."""
         moved = np.abs(numbers - source.zero_point)
         distance = moved if source.scale == result.scale else rescale_array(moved, factor)
         return distance + result.zero_point
 
-    return apply_lookup_table(node, rescaled_distance)
+    return apply_lookup_table(node, rescaled_difference)
 
 
 def convert_prelu(node: TfliteNode) -> Expr:
