@@ -94,11 +94,11 @@ def test_greedy_text_is_that_of_transformers() -> None:
 
 
 def test_unknown_architecture_is_refused_with_those_that_there_are() -> None:
-    config = config_of("llama", architectures=["RwkvForCausalLM"])
+    config = config_of("llama", architectures=["BambaForCausalLM"])
     with pytest.raises(UnsupportedError) as caught:
         llm.load(Memory(config, {}))
     assert str(caught.value) == (
-        "config: no decoder of the architecture 'RwkvForCausalLM'; there are "
+        "config: no decoder of the architecture 'BambaForCausalLM'; there are "
         + ", ".join(DECODER_ARCHITECTURES)
     )
 

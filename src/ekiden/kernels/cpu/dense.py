@@ -136,12 +136,8 @@ def schedule_dense(sch: Schedule, kernel: KernelSpec) -> None:
         copy = sch.read_at(block[0], product_block, 0, "global", pad=CACHE_LINE_F32_WORDS)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
-        shared = (*batch, *chunk, *order)[0]
-        # Threads may share any rows of known number; of others not all are proved to be apart.
-        if sizes.rows is not None:
-            sch.parallel(shared)
-        else:
-            try_primitive(sch, sch.parallel, shared)
+        # Epilogues may store rows where the steps of threads cannot be proved to be apart.
+        try_primitive(sch, sch.parallel, (*batch, *chunk, *order)[0])
     if _num_residual_words(anchor):
         # The words in front are strided, those behind are looked up.
         sch.partition(depth[0], [weight.shape[1] - _num_residual_words(anchor)])
