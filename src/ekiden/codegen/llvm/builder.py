@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ekiden.codegen.llvm.compiler import PROGRAM_INTRINSICS
 from ekiden.codegen.llvm.debug_info import DebugInfo
+from ekiden.codegen.llvm.program_intrinsics import PROGRAM_INTRINSICS
 from ekiden.codegen.llvm.quoting import escape_bytes
 from ekiden.codegen.llvm.types import intrinsic_suffix, llvm_constant, register_type
 from ekiden.ir import dtype as dt

@@ -17,6 +17,7 @@ from ekiden._lazy import LazyModule
 from ekiden._locks import register_fork_guard
 from ekiden.codegen.compile_task import CompileTask
 from ekiden.codegen.llvm.image import EXTERN_PREFIX
+from ekiden.codegen.llvm.program_intrinsics import PROGRAM_INTRINSICS, user_intrinsics
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.package_versions import package_version
 from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
@@ -114,18 +115,6 @@ def create_target_machine(
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small", abiname=abi
     )
-
-
-PROGRAM_INTRINSICS = "; intrinsics that the program calls: "
-"""Prefix of the header line that lists a program's LLVM intrinsics."""
-HEADER_CHARS = 4096
-"""Number of leading characters of a module in which that header line must begin."""
-
-
-def user_intrinsics(text: str) -> str:
-    """Return the names of the LLVM intrinsics that the user's program itself calls, "" for none."""
-    begin = text.find(PROGRAM_INTRINSICS, 0, HEADER_CHARS)
-    return "" if begin < 0 else text[begin + len(PROGRAM_INTRINSICS) : text.index("\n", begin)]
 
 
 def parse_ir(text: str) -> llvm.ModuleRef:

@@ -25,10 +25,10 @@ from ekiden.codegen.llvm.compiler import (
     llvm_lock,
     parse_ir,
     run_isolated,
-    user_intrinsics,
 )
 from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.gpu_backends import GLOBAL_SPACE, SHARED_SPACE, GpuBackend
+from ekiden.codegen.llvm.program_intrinsics import user_intrinsics
 from ekiden.codegen.llvm.type_conversion import emit_cast
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.llvm.wide_access import WideAccessEmitter
